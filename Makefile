@@ -1,0 +1,62 @@
+# Every target makes the environment it needs and touches no other: .venv (today's Paddle) or .venv26 (Paddle 2.6).
+PYTHON ?= python3
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+export PYTHONNOUSERSITE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+VENV := .venv/.ready
+VENV26 := .venv26/.ready
+PY := .venv/bin/python
+PY26 := .venv26/bin/python
+RANKS ?= 2
+
+.PHONY: help demo test test-all test-paddle26 bench lint format clean
+.DEFAULT_GOAL := help
+
+help:            ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## */\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(VENV)    ## train the example on 2 processes, evaluate it, export it, and answer from the exported model
+	$(PY) -m paddle.distributed.launch --nproc_per_node $(RANKS) --log_dir output/demo/launch examples/digits.py --output-dir output/demo
+	$(PY) examples/answer.py output/demo/export
+
+test: $(VENV)    ## lint-free unit, single-process and multi-rank tests (under 15 minutes on 2 cores)
+	$(PY) -m pytest tests -m "not slow"
+
+test-all: $(VENV) ## everything, the slow tests too
+	$(PY) -m pytest tests
+
+test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
+	$(PY26) -m pytest tests -m "not slow"
+
+bench: $(VENV)   ## speed, side by side with the hand-written loop
+	$(PY) benchmarks/overhead.py
+
+lint: $(VENV)    ## formatter, linter, type checker
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: $(VENV)  ## rewrite the files as `make lint` wants them
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+clean:           ## remove the environments and everything the targets made
+	rm -rf .venv .venv26 output build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+define make_venv
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 9) else "ppfleet needs Python 3.9 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv module (Debian: apt-get install python3-venv)"; exit 1; }
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --upgrade pip
+	$(1)/bin/python -m pip install --quiet $(2)
+	@touch $(1)/.ready
+endef
+
+$(VENV): setup.py
+	$(call make_venv,.venv,-e ".[cpu$(comma)dev]")
+
+$(VENV26): setup.py requirements/paddle26.txt
+	$(call make_venv,.venv26,-r requirements/paddle26.txt -e ".[dev]")
+
+comma := ,

@@ -1,0 +1,275 @@
+"""Talking to the other ranks: device and backend chosen here and nowhere else; the identity when alone.
+
+Two ways are used. Tensors go through collectives (gloo on CPU, NCCL on cards). Waiting for somebody who may take
+long goes through rank 0's TCP store: gloo gives up after 30 s, the store waits as long as it takes, can be
+interrupted, and fails as soon as rank 0 dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, TypeVar
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from ppfleet import errors, log
+from ppfleet.errors import CommError, WorldError
+from ppfleet.world import World
+
+T = TypeVar("T")
+DEVICES = ("auto", "cpu", "gpu")
+_SAY_AFTER = 10.0  # seconds of waiting before a message says for whom
+# What gloo cannot add up: float16 comes back as inf, the others end the process.
+_GLOO_REFUSES = ("float16", "int16", "complex64", "complex128")
+
+
+def choose_device(device: str, world: World) -> str:
+    """`auto` is a card where there is one, else the CPU. Makes it Paddle's current device and returns its name."""
+    if device not in DEVICES:
+        raise WorldError(f"device={device!r} is none of {', '.join(DEVICES)}")
+    cards = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    if device == "gpu" and not cards:
+        why = "no NVIDIA card is visible" if paddle.is_compiled_with_cuda() else "this is the CPU build of PaddlePaddle"
+        raise WorldError(f"device='gpu', but {why}; take device='cpu', or 'auto' to use a card where there is one")
+    if not cards or device == "cpu":
+        paddle.set_device("cpu")
+        return "cpu"
+    # The launcher says which card is this rank's; without it, the first.
+    name = f"gpu:{os.environ.get('FLAGS_selected_gpus', '0').split(',')[0]}"  # noqa: SIM112
+    paddle.set_device(name)
+    return name
+
+
+class Comm:
+    """The collectives of one job. `Comm(World(), "cpu")` is a job of one, in which every call is the identity."""
+
+    def __init__(self, world: World, device: str) -> None:
+        self.world = world
+        self.on_cards = device != "cpu"
+        self._sections = 0
+        self._store: Any = None
+        if world.alone:
+            return
+        if dist.is_initialized():
+            raise CommError(
+                "init_parallel_env was already called: `ppfleet.Job` does that itself, once; remove the other call"
+            )
+        if not self.on_cards:
+            os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+        _check_master(world)
+        dist.init_parallel_env()
+        self._store = paddle.base.core.create_or_get_global_tcp_store()
+        _send_at_once(world)
+
+    # Tensors
+
+    def all_reduce(self, tensor: Any, what: str = "all-reduce") -> Any:
+        """The sum over ranks, in place. There is no mean: divide by a count that was summed as well."""
+        if self.world.alone:
+            return tensor
+        dtype = str(tensor.dtype).rpartition(".")[2]
+        if not self.on_cards and dtype in _GLOO_REFUSES:
+            raise CommError(
+                f"{what}: gloo cannot add up {dtype} (float16 overflows, int16 and complex end the process); "
+                f"cast to float32 or int64 first"
+            )
+        with self._translated(what):
+            dist.all_reduce(tensor)
+        return tensor
+
+    def broadcast(self, tensor: Any, what: str = "broadcast") -> Any:
+        """Rank 0's values, in place."""
+        if not self.world.alone:
+            with self._translated(what):
+                dist.broadcast(tensor, src=0)
+        return tensor
+
+    def broadcast_bytes(self, data: bytes | None, what: str = "broadcast") -> bytes:
+        """Rank 0's bytes on every rank, in pieces that stay far from gloo's time limit."""
+        if self.world.alone:
+            return data or b""
+        length = self.gather(len(data) if data is not None else 0, what)[0]
+        piece, parts = 1 << 26, []
+        for start in range(0, length, piece):
+            stop = min(length, start + piece)
+            if self.world.first and data is not None:
+                tensor = _as_tensor(data[start:stop])
+            else:
+                tensor = paddle.empty([stop - start], dtype="uint8")
+            parts.append(self.broadcast(tensor, what).numpy().tobytes())
+        return b"".join(parts)
+
+    def mean(self, total: float, count: float, what: str = "mean") -> float:
+        """The mean over all ranks' samples, from this rank's sum and count."""
+        sums = self.all_reduce(paddle.to_tensor([total, count], dtype="float64"), what).tolist()
+        return float(sums[0] / sums[1]) if sums[1] else float("nan")
+
+    # Waiting
+
+    def gather(self, value: Any, what: str = "gather") -> list[Any]:
+        """What each rank brought (plain JSON data), in the order of ranks. Waits for late ranks."""
+        if self.world.alone:
+            return [value]
+        key = self._next_key(what)
+        with self._translated(what):
+            self._store.set(f"{key}/{self.world.rank}", json.dumps(value).encode())
+            self._store.add(key, 1)
+        self._poll(key, self.world.size, what)
+        with self._translated(what):
+            return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.world.size)]
+
+    def barrier(self, what: str = "barrier") -> None:
+        """Wait until every rank is here, however long that takes; after a while say who is not."""
+        self.gather(None, what)
+
+    def on_first(self, work: Callable[[], T], what: str) -> T:
+        """Run `work` on rank 0 only and give every rank its result (plain JSON data).
+
+        The others wait on the store. If `work` raises, every rank raises: rank 0 the exception itself, the others
+        one of the same family that says it came from rank 0.
+        """
+        if self.world.alone:
+            return work()
+        key = self._next_key(what)
+        if self.world.first:
+            with self._published(key) as outcome:
+                outcome["result"] = work()
+            result: T = outcome["result"]
+            return result
+        self._poll(key, 1, what)
+        return self._outcome(key, what)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def first(self, what: str) -> Iterator[None]:
+        """Rank 0 goes through the block first, then the others: `with job.comm.first("unpack the data"): ...`"""
+        if self.world.alone:
+            yield
+            return
+        key = self._next_key(what)
+        if self.world.first:
+            with self._published(key):
+                yield
+            return
+        self._poll(key, 1, what)
+        self._outcome(key, what)
+        yield
+
+    @contextmanager
+    def _published(self, key: str) -> Iterator[dict[str, Any]]:
+        outcome: dict[str, Any] = {}
+        try:
+            yield outcome
+        except BaseException as failure:
+            outcome["error"] = [type(failure).__name__, str(failure)]
+            raise
+        finally:
+            # Also when interrupted: whoever waits must learn of it.
+            message = outcome if "error" not in outcome else {"error": outcome["error"]}
+            self._store.set(f"{key}/outcome", json.dumps(message).encode())
+            self._store.add(key, 1)
+
+    def _outcome(self, key: str, what: str) -> Any:
+        with self._translated(what):
+            outcome = json.loads(self._store.get(f"{key}/outcome"))
+        if "error" in outcome:
+            kind, text = outcome["error"]
+            family = errors.named(kind)
+            text = text if family.__name__ == kind else f"{kind}: {text}"
+            raise family(f"{what} failed on {self.world.name(0)}: {text}")
+        return outcome.get("result")
+
+    def _next_key(self, what: str) -> str:
+        self._sections += 1
+        return f"ppfleet/{self._sections}/{what}"
+
+    def _poll(self, key: str, goal: int, what: str) -> None:
+        # Polling, not Store.wait: that one blocks in C++, deaf to Ctrl-C and unable to say for whom it waits.
+        began, said, pause = time.monotonic(), False, 0.0005
+        while True:
+            with self._translated(what):
+                if self._store.add(key, 0) >= goal:
+                    return
+            if not said and time.monotonic() - began > _SAY_AFTER:
+                said = True
+                log.say(f"{self.world.name()} has waited {_SAY_AFTER:.0f} s in {what} for {self._missing(key, goal)}")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def _missing(self, key: str, goal: int) -> str:
+        if goal == 1:
+            return self.world.name(0)
+        # The store can count but not be asked whether a key is there, so those who wait sign in a second list.
+        self._store.add(f"{key}/waiting/{self.world.rank}", 1)
+        time.sleep(1)
+        late = [r for r in range(self.world.size) if not self._store.add(f"{key}/waiting/{r}", 0)]
+        return ", ".join(self.world.name(r) for r in late) or "nobody any more"
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError, OSError) as failure:
+            lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+            text = next(
+                (line for line in lines if "rror" in line or "lost" in line or "close" in line),
+                lines[-1] if lines else "",
+            )
+            raise CommError(
+                f"{what} failed on {self.world.name()}: another rank died or left ({text[:300]}); "
+                f"its own log has the cause"
+            ) from failure
+
+
+def _as_tensor(data: bytes) -> Any:
+    return paddle.to_tensor(np.frombuffer(data, dtype=np.uint8).copy())
+
+
+def _check_master(world: World) -> None:
+    """Find out in a sentence what Paddle would answer with a C++ abort or a silent wait of minutes."""
+    host, _, port = world.master.rpartition(":")
+    if world.first:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, int(port)))
+            except OSError as failure:
+                if failure.errno == errno.EADDRINUSE:
+                    raise CommError(
+                        f"port {port} of {host}, where rank 0's store must listen, is taken by another process; "
+                        f"end that one, or choose others with `--start_port`"
+                    ) from None
+        return
+    # A connection attempt before rank 0 listens would make Paddle sleep 3 s; a refused probe costs nothing.
+    began, said = time.monotonic(), False
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except OSError as failure:
+            if not said and time.monotonic() - began > _SAY_AFTER:
+                said = True
+                log.say(f"{world.name()} waits for rank 0's store at {world.master} ({failure})")
+            if time.monotonic() - began > 900:
+                raise CommError(
+                    f"rank 0's store at {world.master} did not answer {world.name()} for 900 s ({failure})"
+                ) from None
+            time.sleep(0.05)
+
+
+def _send_at_once(world: World) -> None:
+    """Turn off Nagle's algorithm on the store's connections: with it, as Paddle leaves them, an answer takes 44 ms."""
+    port = int(world.master.rpartition(":")[2])
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+            if port in (connection.getpeername()[1], connection.getsockname()[1]):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,45 @@
+"""The family of exceptions. Each message says what happened, on which rank, and what to do next."""
+
+from __future__ import annotations
+
+
+class FleetError(Exception):
+    """Anything that ppfleet refuses or cannot do; `except ppfleet.FleetError` catches the whole family."""
+
+
+class PaddleMissing(FleetError, ImportError):
+    """PaddlePaddle is not installed."""
+
+
+class WorldError(FleetError):
+    """The environment describes no possible job: a missing rank, an endpoint listed twice."""
+
+
+class CommError(FleetError):
+    """A peer died or did not answer, or the backend cannot do what was asked of it."""
+
+
+class MismatchError(FleetError):
+    """The ranks do not agree on something that must be the same everywhere."""
+
+
+class DataError(FleetError):
+    """A data set or a loader setting that cannot work."""
+
+
+class NonFiniteError(FleetError):
+    """A loss or gradient is NaN or infinite."""
+
+
+class CheckpointError(FleetError):
+    """A checkpoint cannot be written, or does not verify, or does not fit the model."""
+
+
+class ExportError(FleetError):
+    """A model cannot be exported, or its static form answers differently."""
+
+
+def named(class_name: str) -> type[FleetError]:
+    """The class of this family with that name, for an error that travelled from another rank as text."""
+    found = globals().get(class_name)
+    return found if isinstance(found, type) and issubclass(found, FleetError) else FleetError

@@ -1,0 +1,150 @@
+"""The static model: saved whole or not at all, compared with the dynamic one, stamped, and found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import inference
+from paddle.static import InputSpec
+
+from ppfleet.errors import ExportError
+from ppfleet.files import TEMPORARY, digest, replace_directory
+
+STAMP = "export.json"
+PARITY = "parity.npz"
+_STEM = "inference"
+_PROGRAMS = (".json", ".pdmodel")  # Paddle 3 and Paddle 2
+TOLERANCE = 1e-4  # of the largest output: float32 rounding after fusion, with room to spare
+
+Spec = Sequence[Any]
+
+
+def find_model(directory: str | Path) -> tuple[Path, Path]:
+    """Program and weights of an exported model, whichever Paddle wrote it."""
+    directory = Path(directory)
+    for suffix in _PROGRAMS:
+        program, weights = directory / f"{_STEM}{suffix}", directory / f"{_STEM}.pdiparams"
+        if program.is_file() and weights.is_file():
+            return program, weights
+    raise ExportError(f"{directory} holds no exported model ({_STEM}.json or {_STEM}.pdmodel, with {_STEM}.pdiparams)")
+
+
+def export(net: Any, spec: Spec, directory: Path, batches: Sequence[int] = (1, 4), **stamp: Any) -> dict[str, Any]:
+    """Save `net` (unwrapped, float32) for inference and prove that it answers the same; return what the stamp says.
+
+    `spec` is the shape of a single float32 input, `[None, 3, 224, 224]`, or a list of `InputSpec`. `stamp` is
+    written along: classes, preprocessing, whatever the deployed script needs.
+    """
+    specs = _specs(spec)
+    temporary = directory.with_name(f"{TEMPORARY}{directory.name}-{os.getpid()}")
+    training = net.training
+    net.eval()
+    try:
+        temporary.mkdir(parents=True)
+        paddle.jit.save(net, str(temporary / _STEM), input_spec=specs)
+        program, weights = find_model(temporary)
+        error = _compare(net, specs, program, weights, batches, temporary / PARITY)
+        facts = {
+            "inputs": [
+                {"name": s.name, "shape": [-1 if d is None else d for d in s.shape], "dtype": _dtype(s)} for s in specs
+            ],
+            **stamp,
+            "paddle": paddle.__version__,
+            "parity": {"batches": list(batches), "largest_error": error, "tolerance": TOLERANCE},
+            "sha256": {part.name: digest(part) for part in sorted(temporary.iterdir())},
+        }
+        (temporary / STAMP).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+        replace_directory(temporary, directory)
+    except OSError as failure:
+        raise ExportError(f"cannot write the exported model to {directory}: {failure.strerror or failure}") from failure
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if training:
+            net.train()
+    return facts
+
+
+class Predictor:
+    """An exported model on the CPU, as Paddle Inference runs it by default."""
+
+    def __init__(self, program: Path, weights: Path) -> None:
+        config = inference.Config(str(program), str(weights))
+        config.disable_gpu()
+        config.disable_glog_info()
+        self._predictor = inference.create_predictor(config)
+
+    def __call__(self, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        for name, value in zip(self._predictor.get_input_names(), inputs):
+            handle = self._predictor.get_input_handle(name)
+            handle.reshape(list(value.shape))
+            handle.copy_from_cpu(np.ascontiguousarray(value))
+        self._predictor.run()
+        return [self._predictor.get_output_handle(name).copy_to_cpu() for name in self._predictor.get_output_names()]
+
+
+def _compare(net: Any, specs: list[Any], program: Path, weights: Path, batches: Sequence[int], store: Path) -> float:
+    predictor = Predictor(program, weights)
+    worst, stored = 0.0, {}
+    for batch in batches:
+        inputs = [_example(s, batch, number) for number, s in enumerate(specs)]
+        with paddle.no_grad():
+            answer = net(*[paddle.to_tensor(value) for value in inputs])
+        expected = [np.asarray(t.numpy()) for t in (answer if isinstance(answer, (list, tuple)) else [answer])]
+        got = predictor(inputs)
+        stored.update({f"input{i}_batch{batch}": value for i, value in enumerate(inputs)})
+        stored.update({f"output{i}_batch{batch}": value for i, value in enumerate(expected)})
+        worst = max([worst, *(_error(a, b, batch) for a, b in zip(expected, got))])
+        if len(expected) != len(got):
+            raise ExportError(f"the static model has {len(got)} outputs, the dynamic one {len(expected)}")
+    np.savez_compressed(store, **stored)  # type: ignore[arg-type]
+    if not worst <= TOLERANCE:
+        raise ExportError(
+            f"the static model answers differently: error {worst:.3g} of the largest output, allowed {TOLERANCE:g}. "
+            f"Usual causes: a Python condition on a tensor's value, randomness or training-mode layers in forward()"
+        )
+    return worst
+
+
+def _error(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], batch: int) -> float:
+    if expected.shape != got.shape:
+        raise ExportError(
+            f"for batch {batch} the static model answers with shape {list(got.shape)}, "
+            f"the dynamic one with {list(expected.shape)}"
+        )
+    scale = max(float(np.abs(expected).max(initial=0)), 1e-6)
+    return float(np.abs(expected.astype(np.float64) - got.astype(np.float64)).max(initial=0)) / scale
+
+
+def _example(spec: Any, batch: int, number: int) -> np.ndarray[Any, Any]:
+    shape = [batch if position == 0 else (d if d and d > 0 else 32) for position, d in enumerate(spec.shape)]
+    random = np.random.RandomState(1000 * number + batch)
+    if _dtype(spec).startswith(("int", "uint", "bool")):
+        return np.zeros(shape, dtype=_dtype(spec))  # zero is a valid index everywhere
+    return random.standard_normal(shape).astype(_dtype(spec))
+
+
+def _specs(spec: Spec) -> list[Any]:
+    if spec and all(dimension is None or isinstance(dimension, int) for dimension in spec):
+        specs = [InputSpec(shape=list(spec), dtype="float32", name="x")]
+    else:
+        specs = list(spec)
+    if not specs or not all(isinstance(s, InputSpec) for s in specs):
+        raise ExportError(f"input spec {spec!r} is neither a shape like [None, 3, 224, 224] nor a list of InputSpec")
+    for s in specs:
+        if s.shape and s.shape[0] not in (None, -1):
+            raise ExportError(
+                f"input {s.name}: the first dimension is {s.shape[0]}; leave it None, so that any batch fits"
+            )
+    return specs
+
+
+def _dtype(spec: Any) -> str:
+    name = str(spec.dtype).rpartition(".")[2].lower()
+    return {"fp32": "float32", "fp64": "float64", "fp16": "float16"}.get(name, name)

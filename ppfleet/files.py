@@ -1,0 +1,77 @@
+"""Files that are there whole or not at all. Pure."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Callable
+
+from ppfleet.errors import CheckpointError
+
+TEMPORARY = ".tmp-"
+Writer = Callable[[Path], None]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    sha = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            sha.update(piece)
+    return sha.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write and flush to the disk."""
+    with path.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def replace_file(path: Path, writer: Writer) -> None:
+    """Write a single file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    try:
+        writer(temporary)
+        sync(temporary)
+        temporary.replace(path)
+    except OSError as failure:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(disk_message(failure, path)) from failure
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_directory(new: Path, target: Path) -> None:
+    """Put the finished directory `new` in the place of `target`, which may hold an earlier one."""
+    old = target.with_name(f"{TEMPORARY}old-{target.name}-{os.getpid()}")
+    if target.exists():
+        target.rename(old)
+    new.rename(target)
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def disk_message(failure: OSError, path: Path) -> str:
+    """What an OSError means for somebody who wanted to save."""
+    advice = {
+        errno.ENOSPC: "the disk is full: make room, or write to another output directory",
+        errno.EDQUOT: "the disk quota is used up: make room, or write to another output directory",
+        errno.EROFS: "the file system is read-only: choose another output directory",
+        errno.EACCES: "no permission to write there: choose another output directory",
+    }.get(failure.errno or 0, failure.strerror or str(failure))
+    return f"cannot write {failure.filename or path}: {advice}. Earlier checkpoints are untouched"

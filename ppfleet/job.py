@@ -1,0 +1,437 @@
+"""`Job`: the facade. The loop stays the user's; this keeps what must be right on every rank around it.
+
+job = ppfleet.Job("output/run1")
+net, sgd = job.prepare(net, sgd)
+train = job.loader(train_set, batch_size=64, shuffle=True)
+job.resume()
+for epoch in job.epochs(90):
+    for images, labels in job.steps(train):
+        job.backward(F.cross_entropy(net(images), labels))
+    job.save(**job.evaluate(net, val, top1=metrics.top1))
+job.export(net, [None, 3, 224, 224])
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import paddle
+from paddle import nn
+
+import ppfleet
+from ppfleet import checkpoint, log, pdparams, rundir, state
+from ppfleet.comm import Comm, choose_device
+from ppfleet.errors import FleetError
+from ppfleet.export import export
+from ppfleet.loader import Collate, Loader, make_loader, seed_everything
+from ppfleet.metrics import Totals
+from ppfleet.precision import Precision, plain
+from ppfleet.sampler import mix
+from ppfleet.stepper import ON_NAN, Stepper
+from ppfleet.world import World
+from ppfleet.wrap import (
+    Exchange,
+    batch_norm_statistics,
+    check_same,
+    describe_optimizer,
+    describe_parameters,
+    structured_names,
+    unwrap,
+)
+
+_END = object()
+
+
+class Job:
+    """One training job as this process sees it: alone, or one rank of a launched job.
+
+    directory   the run's: checkpoints/, latest.pdparams, best.pdparams, settings.json, logs/, visualdl/
+    device      auto, cpu or gpu
+    seed        decides initial weights, sample order, augmentation and dropout
+    accumulate  batches whose gradients are summed up for one step of the optimizer
+    amp         O0, O1 or O2; amp_dtype: float16 (cards only) or bfloat16
+    on_nan      stop: raise on every rank when a loss or gradient is not finite; skip: leave that step out
+    save_every  steps between checkpoints inside an epoch; 0: only where the script says job.save
+    keep        how many checkpoints stay (the best stays besides)
+    log_every   steps between progress lines
+    """
+
+    def __init__(
+        self,
+        directory: str | Path = "output",
+        *,
+        device: str = "auto",
+        seed: int = 0,
+        accumulate: int = 1,
+        amp: str = "O0",
+        amp_dtype: str | None = None,
+        on_nan: str = "stop",
+        save_every: int = 0,
+        keep: int = 3,
+        log_every: int = 20,
+    ) -> None:
+        for name, value, least in (("accumulate", accumulate, 1), ("keep", keep, 1), ("save_every", save_every, 0)):
+            if value < least:
+                raise FleetError(f"{name}={value}: the least is {least}")
+        if on_nan not in ON_NAN:
+            raise FleetError(f"on_nan={on_nan!r} is none of {', '.join(ON_NAN)}")
+        self.world = World.from_env()
+        self.device = choose_device(device, self.world)
+        self.directory = Path(directory)
+        self.seed, self.accumulate, self.on_nan = seed, accumulate, on_nan
+        self.save_every, self.log_every = save_every, log_every
+        self.comm = Comm(self.world, self.device)
+        self.precision = Precision(amp, amp_dtype, self.comm.on_cards)
+        self.epoch = 0
+        self.best: float | None = None
+        self._position = self._next_position = 0  # samples of this epoch that the whole job has consumed
+        self._epochs = 0
+        self._stepped_epoch = -1
+        self._stepper: Stepper | None = None
+        self._scalars: log.Scalars | None = None
+        self._agreed = ""
+
+        self._run = rundir.RunDir(self.directory, keep)
+        self.comm.on_first(self._run.take, "opening of the run directory")
+        log.set_up(self.directory / "logs", self.world.rank)
+        self._seed_all(0)
+        # What was decided, printed and stored at the first step; a script may add lines of its own, such as lr_rule.
+        self.settings: dict[str, Any] = {
+            "ranks": self.world.size,
+            "device": self.device.partition(":")[0],
+            "seed": seed,
+            "accumulate": accumulate,
+            "amp": f"{amp} {self.precision.dtype}" if self.precision.enabled else amp,
+            "on_nan": on_nan,
+            "save_every": save_every,
+            "paddle": paddle.__version__,
+            "ppfleet": ppfleet.__version__,
+            "python": platform.python_version(),
+        }
+
+    @property
+    def step(self) -> int:
+        """Steps of the optimizer since the beginning of training."""
+        return self._stepper.step if self._stepper else 0
+
+    @property
+    def skipped(self) -> int:
+        """Steps left out because a loss or gradient was not finite."""
+        return self._stepper.skipped if self._stepper else 0
+
+    # Setting up
+
+    def prepare(self, net: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Make `net` and `optimizer` ready for this job: device, precision, sync-BN, DataParallel.
+
+        All ranks must bring the same parameters and the same settings of the optimizer; rank 0's weights are taken.
+        """
+        if self._stepper is not None:
+            raise FleetError("job.prepare was called before: a job trains one model with one optimizer")
+        if isinstance(net, paddle.DataParallel):
+            raise FleetError("give job.prepare the plain model: it applies paddle.DataParallel itself")
+        if self.comm.on_cards:
+            net.to(device=self.device)
+            net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if not self.world.alone else net
+        self._parameters = structured_names(net, optimizer)
+        settings = describe_optimizer(optimizer)
+        check_same(self.comm, "parameters", describe_parameters(self._parameters))
+        check_same(self.comm, "settings of the optimizer", settings)
+        self.precision.wrap(net, optimizer)
+        statistics = batch_norm_statistics(net)
+        if statistics and not self.comm.on_cards and not self.world.alone:
+            log.info(
+                "BatchNorm has no sync kernel on a CPU: each rank normalises by its own batch; statistics are averaged"
+            )
+        self._net = net  # the user's own; what prepare returns may be wrapped
+        wrapped = net if self.world.alone else paddle.DataParallel(net)
+        exchange = Exchange(self.comm, self._parameters, statistics)
+        self._stepper = Stepper(self.comm, self.precision, exchange, wrapped, optimizer)
+        self._stepper.accumulate, self._stepper.on_nan = self.accumulate, self.on_nan
+        self.settings.update(parameters=sum(int(p.size) for p in self._parameters.values()), optimizer=settings)
+        return wrapped, optimizer
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        tail: str | None = None,
+        workers: int = 0,
+        collate: Collate | None = None,
+    ) -> Loader:
+        """Batches of `batch_size` a rank, in an order that seed and epoch decide.
+
+        `tail` says what becomes of a last global batch that is not full: "drop" it (the default with shuffle), or
+        "pad" it with a mask (the default without), so that evaluation counts every sample once.
+        """
+        plan = {
+            "batch_size": batch_size,
+            "rank": self.world.rank,
+            "size": self.world.size,
+            "seed": self.seed,
+            "shuffle": shuffle,
+            "tail": tail or ("drop" if shuffle else "pad"),
+        }
+        return make_loader(dataset, plan, workers, collate, self.world.local_size)
+
+    # The loop
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are still to do, of `count` in all."""
+        self._ready("job.epochs")
+        self._epochs = count
+        if self.epoch >= count:
+            log.info(f"nothing to do: {self.epoch} of {count} epochs are done already")
+        for epoch in range(self.epoch, count):
+            self.epoch = epoch
+            self._seed_all(epoch)
+            yield epoch
+            self.epoch, self._position = epoch + 1, 0
+
+    def steps(self, loader: Loader) -> Iterator[Any]:
+        """The batches of this epoch that are still to do, with progress, checkpoints and generators seeded for each."""
+        stepper = self._ready("job.steps")
+        if self._stepped_epoch == self.epoch:
+            raise FleetError(
+                f"job.steps ran before in epoch {self.epoch}: it goes over the training set once. "
+                f"Iterate other loaders directly"
+            )
+        loader.epoch, loader.position = self.epoch, self._position
+        left = loader.steps_left
+        if left is None and self.accumulate > 1:
+            raise FleetError(
+                "accumulate needs a data set with a length: a stream's last step cannot be known in advance"
+            )
+        self._agree(loader)
+        self._stepped_epoch = self.epoch
+        label = f"epoch: [{self.epoch + 1}/{self._epochs or '?'}]"
+        progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
+        batches = iter(loader)
+        try:
+            while True:
+                asked = time.perf_counter()
+                batch = next(batches, _END)
+                if batch is _END:
+                    break
+                progress.waited(time.perf_counter() - asked)
+                self._next_position = loader.position
+                stepper.begin(left)
+                self._seed_all(self.epoch, self._next_position, self.world.rank + 1)
+                yield batch
+                stepper.end(self._where())
+                left = None if left is None else left - 1
+                if progress.step() and self.world.first:
+                    self._report(loader, progress)
+                if self.save_every and not stepper.done and stepper.step % self.save_every == 0:
+                    self.save()
+            # Only now is the epoch over; a loop that was left early is resumed where it was left.
+            self.epoch, self._position = self.epoch + 1, 0
+        finally:
+            progress.close()
+            stepper.abandon()
+
+    def backward(self, loss: Any) -> None:
+        """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
+        stepper = self._ready("job.backward")
+        stepper.backward(loss, self._where())
+        self._position = self._next_position  # from here on a job.save includes this batch
+
+    def _report(self, loader: Loader, progress: log.Progress) -> None:
+        stepper = self._ready("this")
+        later = (
+            (self._epochs - self.epoch - 1) * len(loader) if self._epochs and loader.steps_left is not None else None
+        )
+        values = {"loss": stepper.loss, "lr": float(stepper.optimizer.get_lr())}
+        costs = progress.line(values, later)
+        self._scalar_writer().add(self.step, {f"train/{name}": value for name, value in {**values, **costs}.items()})
+
+    # Evaluation
+
+    def evaluate(self, net: Any, loader: Loader, **metrics: Callable[..., Any]) -> dict[str, float]:
+        """The mean of each metric over every sample of `loader` once, on any number of ranks, and how many they were.
+
+        A batch is `(input, *targets)`; a metric takes `(net(input), *targets)` and gives one value per sample.
+        """
+        if not metrics:
+            raise FleetError(
+                "job.evaluate needs at least one metric: job.evaluate(net, val, top1=ppfleet.metrics.top1)"
+            )
+        model, totals = unwrap(net), Totals()
+        self._same_statistics(model)
+        training = model.training
+        model.eval()
+        loader.epoch, loader.position = 0, 0
+        progress = log.Progress("eval", loader.steps_left, loader.plan.global_batch, 10**9, self.world.first)
+        try:
+            with paddle.no_grad():
+                for data, *targets in loader:
+                    output = model(data)
+                    for name, metric in metrics.items():
+                        answer = metric(output, *targets)
+                        values, weights = answer if isinstance(answer, tuple) else (answer, None)
+                        totals.add(name, values, weights, int(loader.mask.sum()))
+                    totals.add("samples", loader.mask)
+                    progress.step()
+        finally:
+            progress.close()
+            if training:
+                model.train()
+        whole = Totals.merged(self.comm.gather(totals.to_json(), "evaluation"))
+        scores: dict[str, float] = {**whole.means(), "samples": round(whole.total("samples"))}
+        log.info("eval: " + ", ".join(f"{name}: {log.number(value)}" for name, value in scores.items()))
+        if self.world.first:
+            self._scalar_writer().add(self.step, {f"eval/{name}": value for name, value in scores.items()})
+        return scores
+
+    # Checkpoints and export
+
+    def save(self, *, mode: str = "max", **metrics: float) -> None:
+        """Write a checkpoint (rank 0; all ranks learn whether it worked) and latest.pdparams.
+
+        The first metric decides which is best: `mode` says whether larger ("max") or smaller ("min") is better.
+        """
+        stepper = self._ready("job.save")
+        if mode not in ("max", "min"):
+            raise FleetError(f"mode={mode!r} is neither max nor min")
+        if stepper.done:
+            raise FleetError(
+                f"job.save in the middle of a step ({stepper.done} of {stepper.group} batches): save between steps"
+            )
+        place = {"epoch": self.epoch, "step": self.step, "position": self._position}
+        check_same(self.comm, "points to save at", place)
+        self._same_statistics(self._net)
+        score = next((float(value) for value in metrics.values()), math.nan)
+        best = not math.isnan(score) and (
+            self.best is None or (score > self.best if mode == "max" else score < self.best)
+        )
+        self.best = score if best else self.best
+        facts = {
+            **place,
+            "seed": self.seed,
+            "ranks": self.world.size,
+            "best": self.best,
+            "skipped": self.skipped,
+            "metrics": {name: float(value) for name, value in metrics.items()},
+            "scaler": self.precision.state(),
+            "paddle": paddle.__version__,
+            "ppfleet": ppfleet.__version__,
+        }
+        write = lambda: str(self._run.save(self._net, stepper.optimizer, facts, best))  # noqa: E731
+        written = self.comm.on_first(write, "saving of a checkpoint")
+        log.info(f"saved {written}" + (f", the best so far: {log.number(score)}" if best else ""))
+
+    def resume(self, source: str | Path = "auto") -> bool:
+        """Go on from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
+
+        "auto" takes the newest of this run that verifies, if there is one; "none" starts anew; a path takes that one.
+        """
+        stepper = self._ready("job.resume")
+        if str(source) == "none":
+            return False
+        found = self.comm.on_first(lambda: self._run.find(str(source)), "looking for a checkpoint")
+        if found is None:
+            log.info(f"no checkpoint in {self._run.checkpoints}: training starts anew")
+            return False
+        parts = {
+            name: self.comm.broadcast_bytes(
+                (Path(found) / name).read_bytes() if self.world.first else None, "sending of a checkpoint"
+            )
+            for name in checkpoint.PARTS
+        }
+        facts = rundir.restore(parts, found, self.seed, self._net, stepper.optimizer, self._parameters)
+        self.precision.restore(facts["scaler"])
+        self.epoch, self._position, self.best = facts["epoch"], facts["position"], facts["best"]
+        stepper.step, stepper.skipped = facts["step"], facts["skipped"]
+        stepper.exchange.remember()
+        ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.world.size else ""
+        log.info(f"resumed from {found}{ranks}: epoch {self.epoch}, step {self.step}, sample {self._position}")
+        return True
+
+    def load(self, path: str | Path, strict: bool = True) -> list[str]:
+        """Weights from a `.pdparams` or `.safetensors` file into the model: before fine-tuning, or to evaluate.
+
+        With strict=False what is missing or of another shape is left out, said, and returned.
+        """
+        stepper = self._ready("job.load")
+        path = Path(path)
+        arrays = state.load_file(path) if path.suffix == ".safetensors" else pdparams.load(path)
+        left_out = state.load_model(self._net, arrays, str(path), strict)
+        # Each rank read its own host's file: they must have been the same.
+        check_same(self.comm, f"weights in {path.name}", {"sha256": state.fingerprint(self._net)})
+        stepper.exchange.remember()
+        if left_out:
+            log.info(f"{path}: left out: " + "; ".join(left_out))
+        return left_out
+
+    def export(self, net: Any, spec: Any, directory: str | Path | None = None, **stamp: Any) -> dict[str, Any]:
+        """Write the static model for inference (rank 0; all ranks learn whether it worked) and return its stamp.
+
+        `spec` is `[None, 3, 224, 224]` or a list of `InputSpec`; `stamp` adds to export.json: classes, preprocessing.
+        """
+        target = Path(directory) if directory is not None else self.directory / "export"
+        model = unwrap(net)
+        self._same_statistics(model)
+        facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
+        log.info(
+            f"exported to {target}: static and dynamic outputs agree within {facts['parity']['largest_error']:.1e}"
+        )
+        return facts
+
+    def close(self) -> None:
+        """Flush the scalars and let other jobs write to the directory. The end of the process does this too."""
+        if self._scalars is not None:
+            self._scalars.close()
+        self._run.release()
+
+    # Details
+
+    def _agree(self, loader: Loader) -> None:
+        """Before the first step on a loader: the same settings on all ranks, printed once, stored beside the run."""
+        plan = loader.plan
+        self.settings.update(
+            samples=plan.length if loader.steps_left is not None else "stream",
+            batch_size=plan.batch_size,
+            global_batch=plan.global_batch * self.accumulate,
+            shuffle=plan.shuffle,
+            tail=plan.tail,
+        )
+        text = json.dumps(self.settings, indent=1, ensure_ascii=False, default=str)
+        if text == self._agreed:
+            return
+        check_same(self.comm, "settings", json.loads(text))
+        self._agreed = text
+        for name in [name for name, value in self.settings.items() if isinstance(value, dict)]:
+            log.info(f"{name}: " + ", ".join(f"{key}={value}" for key, value in self.settings[name].items()))
+        log.info("settings: " + ", ".join(f"{k}={v}" for k, v in self.settings.items() if not isinstance(v, dict)))
+        self.comm.on_first(lambda: self._run.write_settings(text), "writing of settings.json")
+
+    def _same_statistics(self, model: Any) -> None:
+        if self._stepper is not None and model is self._net:
+            self._stepper.exchange.same_statistics()
+
+    def _where(self) -> str:
+        return f"epoch {self.epoch}, samples up to {self._next_position}"
+
+    def _seed_all(self, *where: int) -> None:
+        """Randomness is derived from the place in training, not carried along: so it is the same after a resume."""
+        number = mix(self.seed, *where)
+        seed_everything(number)
+        paddle.seed(number >> 33)
+
+    def _ready(self, what: str) -> Stepper:
+        if self._stepper is None:
+            raise FleetError(f"{what} needs a model: call job.prepare(net, optimizer) first")
+        return self._stepper
+
+    def _scalar_writer(self) -> log.Scalars:
+        if self._scalars is None:
+            self._scalars = log.Scalars(self.directory / "visualdl")
+        return self._scalars

@@ -1,0 +1,220 @@
+"""Batches in the sampler's order: per-sample randomness, worker processes, masks, a check of shared memory.
+
+Every sample is drawn with `random` and `numpy.random` freshly seeded from (seed, epoch, index), so augmentation does
+not depend on the number of workers or ranks, nor on where a run was interrupted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import numpy as np
+import paddle
+from paddle.io import DataLoader, Dataset, IterableDataset
+from paddle.io.dataloader.collate import default_collate_fn
+
+from ppfleet import log
+from ppfleet.errors import DataError
+from ppfleet.sampler import Batch, Plan, mix
+
+Collate = Callable[[Sequence[Any]], Any]
+_PREFETCH = 2  # batches that Paddle's DataLoader keeps ready for each worker
+_PR_SET_PDEATHSIG = 1
+
+
+def seed_everything(number: int) -> None:
+    """Seed `random` and `numpy.random`, which data sets and augmentation draw from."""
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+
+
+class Loader:
+    """Iterable of this rank's batches; each pass starts at `(epoch, position)`, set by the job for training.
+
+    While a batch is in the loop's hands, `mask` says which of its samples are real, and `weights` (float32) makes
+    `(losses * weights).mean()`, averaged over ranks, the mean over the real samples of the global batch.
+    """
+
+    def __init__(self, dataset: Any, plan: Plan, workers: int, collate: Collate | None, local_size: int) -> None:
+        self.plan = plan
+        self.epoch = 0
+        self.position = 0
+        self.mask = np.ones(plan.batch_size, dtype=bool)
+        self.weights = paddle.ones([plan.batch_size])
+        self._samples = _Seeded(dataset, plan.seed)
+        self._workers = workers
+        self._collate = collate or default_collate_fn
+        self._local_size = local_size
+        self._shared_memory: bool | None = None
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch."""
+        return self.plan.steps()
+
+    @property
+    def steps_left(self) -> int | None:
+        return self.plan.steps(self.position)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = list(self.plan.batches(self.epoch, self.position))
+        for batch, data in zip(batches, self._read(batches)):
+            self._expose(batch)
+            yield data
+        # A pass over a data set starts at its beginning unless the job says otherwise.
+        self.position = 0
+
+    def _read(self, batches: list[Batch]) -> Iterator[Any]:
+        keys = [[(self.epoch, index) for index in batch.indices] for batch in batches]
+        if not self._workers or not keys:
+            # Not Paddle's own path for zero workers: that reads ahead in a thread, and the global generators with it.
+            for key in keys:
+                yield to_tensors(self._collate([self._samples[k] for k in key]))
+            return
+        yield from DataLoader(
+            self._samples,
+            batch_sampler=keys,
+            num_workers=self._workers,
+            collate_fn=self._collate,
+            use_shared_memory=self._enough_shared_memory(),
+            worker_init_fn=_die_with_parent,
+            prefetch_factor=_PREFETCH,
+        )
+
+    def _expose(self, batch: Batch) -> None:
+        self.position = batch.position
+        if batch.total_real == self.plan.global_batch and self.mask.all():
+            return  # as it was: nearly every batch
+        self.mask = np.arange(self.plan.batch_size) < batch.real
+        scale = self.plan.global_batch / batch.total_real
+        self.weights = paddle.to_tensor(self.mask.astype(np.float32) * np.float32(scale))
+
+    def _enough_shared_memory(self) -> bool:
+        """Whether /dev/shm holds what all ranks of this host have in flight; a full one ends a worker with SIGBUS."""
+        if self._shared_memory is None:
+            batch = _nbytes(self._samples[(0, 0)]) * self.plan.batch_size
+            needed = batch * (_PREFETCH + 1) * self._workers * self._local_size
+            free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0  # noqa: PTH112
+            self._shared_memory = needed <= free
+            if not self._shared_memory:
+                log.say(
+                    f"/dev/shm has {free >> 20} MB free, {self._workers} loader workers need about {needed >> 20} MB: "
+                    f"batches go through pipes instead, which is slower. In a container: --shm-size"
+                )
+        return self._shared_memory
+
+
+class StreamLoader(Loader):
+    """The same for an `IterableDataset`: every rank reads the whole stream and keeps its slice of each global batch.
+
+    So all ranks see the same end, and equal step counts need no communication. The stream must give the same
+    samples in the same order on every rank; its randomness should come from `random` or `numpy.random`.
+    """
+
+    def __init__(self, dataset: Any, plan: Plan, collate: Collate | None) -> None:
+        super().__init__(dataset, plan, workers=0, collate=collate, local_size=1)
+        self._stream = dataset
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length")
+
+    @property
+    def steps_left(self) -> int | None:
+        return None
+
+    def __iter__(self) -> Iterator[Any]:
+        position, group = 0, []
+        samples = iter(self._stream)
+        while True:
+            seed_everything(mix(self.plan.seed, self.epoch, position))
+            try:
+                sample = next(samples)
+            except StopIteration:
+                break
+            position += 1
+            if position <= self.position:
+                continue  # before the point of resumption: the stream can only be read from its start
+            group.append(sample)
+            if len(group) == self.plan.global_batch:
+                yield self._batch(group, position)
+                group = []
+        if group and self.plan.tail == "pad":
+            yield self._batch(group, position)
+        self.position = 0
+
+    def _batch(self, group: list[Any], position: int) -> Any:
+        start = self.plan.rank * self.plan.batch_size
+        mine = [group[place % len(group)] for place in range(start, start + self.plan.batch_size)]
+        real = min(max(len(group) - start, 0), self.plan.batch_size)
+        self._expose(Batch((), real, len(group), position))
+        return to_tensors(self._collate(mine))
+
+
+def make_loader(
+    dataset: Any, plan: dict[str, Any], workers: int = 0, collate: Collate | None = None, local_size: int = 1
+) -> Loader:
+    """The loader that fits the data set; a DataError says what to change where none does."""
+    if workers < 0:
+        raise DataError(f"workers={workers}: take 0 to load in the training process, or the number of worker processes")
+    if isinstance(dataset, IterableDataset):
+        if workers or plan["shuffle"]:
+            raise DataError(
+                "an IterableDataset is read in its own order by one process (shuffle=False, workers=0): every worker "
+                "would read the whole stream again. For both, give a map-style Dataset (__getitem__, __len__)"
+            )
+        return StreamLoader(dataset, Plan(length=1 << 62, **plan), collate)
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise DataError(
+            f"{type(dataset).__name__} is no data set: it needs __getitem__ and __len__, or to be an IterableDataset"
+        )
+    return Loader(dataset, Plan(length=len(dataset), **plan), workers, collate, local_size)
+
+
+class _Seeded(Dataset):
+    """A data set whose keys are (epoch, index), each sample drawn with generators of its own."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, index = key
+        seed_everything(mix(self._seed, epoch, index))
+        return self._dataset[index]
+
+
+def to_tensors(data: Any) -> Any:
+    """The arrays of a collated batch as tensors on the current device; other leaves as they are."""
+    if isinstance(data, np.ndarray):
+        return paddle.to_tensor(data)
+    if isinstance(data, dict):
+        return {name: to_tensors(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)) and not all(isinstance(item, (str, bytes)) for item in data):
+        return [to_tensors(item) for item in data]
+    return data
+
+
+def _nbytes(sample: Any) -> int:
+    if isinstance(sample, dict):
+        return sum(_nbytes(value) for value in sample.values())
+    if isinstance(sample, (list, tuple)):
+        return sum(_nbytes(value) for value in sample)
+    if isinstance(sample, paddle.Tensor):
+        return int(sample.size) * 8
+    return int(getattr(sample, "nbytes", 64))
+
+
+def _die_with_parent(worker: int) -> None:
+    """Ask Linux to end this worker when the training process dies, also by SIGKILL: no orphans."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

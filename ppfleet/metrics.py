@@ -1,0 +1,118 @@
+"""Metrics as sums and counts over real samples; never a mean of means.
+
+A metric is a function `(output, *targets) -> one value per sample`, or `-> (values, weights)` where a sample counts
+for more or less than one (tokens, boxes). `Totals` adds them up exactly: the sum is kept as a whole number, so
+neither the order of the samples nor the number of ranks can change a digit of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ppfleet.errors import DataError
+
+_BITS = 1074  # every finite double is a whole multiple of 2**-1074
+
+
+class ExactSum:
+    """A sum of doubles without rounding; NaN and infinities are carried along."""
+
+    def __init__(self, whole: int = 0, special: float = 0.0) -> None:
+        self.whole = whole
+        self.special = special
+
+    def add(self, values: Iterable[float]) -> None:
+        for value in values:
+            if math.isfinite(value):
+                top, bottom = value.as_integer_ratio()
+                self.whole += top << (_BITS + 1 - bottom.bit_length())
+            else:
+                self.special += value
+
+    def __float__(self) -> float:
+        # Python divides whole numbers with one correct rounding, whatever their size.
+        return self.special if self.special else self.whole / (1 << _BITS)
+
+
+class Totals:
+    """Named sums and counts of this rank; `merged` joins those of all ranks."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, ExactSum] = {}
+        self._counts: dict[str, ExactSum] = {}
+        self._pending: list[tuple[str, Any, Any, int]] = []
+
+    def add(self, name: str, values: Any, weights: Any = None, real: int | None = None) -> None:
+        """Add one value per sample (array or tensor); of a padded batch only the first `real` count."""
+        if len(getattr(values, "shape", ())) != 1:
+            raise DataError(f"metric {name!r} must give one value per sample, shape [batch], not {values!r:.80}")
+        # Held as they come: fetching from a card here would make every evaluation step wait for it.
+        self._pending.append((name, values, weights, int(values.shape[0]) if real is None else real))
+
+    def _flush(self) -> None:
+        for name, values, weights, real in self._pending:
+            numbers = np.asarray(values).astype(np.float64)[:real].tolist()
+            self._sums.setdefault(name, ExactSum()).add(numbers)
+            counts = [1.0] * real if weights is None else np.asarray(weights).astype(np.float64)[:real].tolist()
+            self._counts.setdefault(name, ExactSum()).add(counts)
+        self._pending.clear()
+
+    def to_json(self) -> dict[str, list[Any]]:
+        """Plain data that loses nothing on its way to another rank."""
+        self._flush()
+        return {
+            name: [hex(total.whole), repr(total.special), hex(self._counts[name].whole)]
+            for name, total in self._sums.items()
+        }
+
+    @classmethod
+    def merged(cls, parts: Iterable[Mapping[str, list[Any]]]) -> Totals:
+        totals = cls()
+        for part in parts:
+            for name, (whole, special, count) in part.items():
+                into = totals._sums.setdefault(name, ExactSum())
+                into.whole += int(whole, 16)
+                into.special += float(special)
+                totals._counts.setdefault(name, ExactSum()).whole += int(count, 16)
+        return totals
+
+    def means(self) -> dict[str, float]:
+        """Sum over count, of each name; NaN where nothing was counted."""
+        self._flush()
+        return {
+            name: float(total) / float(self._counts[name]) if float(self._counts[name]) else math.nan
+            for name, total in self._sums.items()
+        }
+
+    def total(self, name: str) -> float:
+        """The sum itself."""
+        self._flush()
+        return float(self._sums[name])
+
+
+def top1(output: Any, label: Any) -> Any:
+    """1 where the highest score is the label's."""
+    return topk(output, label, 1)
+
+
+def top5(output: Any, label: Any) -> Any:
+    """1 where the label is among the five highest scores (all of them, if there are fewer)."""
+    return topk(output, label, 5)
+
+
+def topk(output: Any, label: Any, k: int) -> Any:
+    import paddle
+
+    best = paddle.topk(output, min(k, int(output.shape[-1])), axis=-1)[1]
+    return (best == label.reshape([-1, 1])).any(axis=-1).astype("float32")
+
+
+def cross_entropy(output: Any, label: Any) -> Any:
+    """The loss of each sample."""
+    import paddle.nn.functional as F
+
+    return F.cross_entropy(output.astype("float32"), label.reshape([-1, 1]), reduction="none").reshape([-1])

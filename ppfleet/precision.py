@@ -1,0 +1,89 @@
+"""Autocast and loss scaling. Clipping stays the optimizer's own `grad_clip`: it sees reduced, unscaled gradients."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ppfleet.errors import FleetError
+
+LEVELS = ("O0", "O1", "O2")
+DTYPES = ("float16", "bfloat16")
+_MOVING = ("scale", "incr_count", "decr_count")
+
+
+class Precision:
+    """AMP at one level: O0 is float32 throughout, O1 casts inside the forward pass, O2 also holds weights in it."""
+
+    def __init__(self, level: str, dtype: str | None, on_cards: bool) -> None:
+        self.level = level
+        self.dtype = dtype or ("float16" if on_cards else "bfloat16")
+        if level not in LEVELS:
+            raise FleetError(f"amp={level!r} is none of {', '.join(LEVELS)}")
+        if self.dtype not in DTYPES:
+            raise FleetError(f"amp_dtype={dtype!r} is none of {', '.join(DTYPES)}")
+        if self.enabled and self.dtype == "float16" and not on_cards:
+            raise FleetError("Paddle computes float16 on cards only; on a CPU take amp_dtype='bfloat16'")
+        # bfloat16 has float32's range and needs no scaling; a disabled scaler passes everything through.
+        scaled = self.enabled and self.dtype == "float16"
+        self.scaler = paddle.amp.GradScaler(enable=scaled, init_loss_scaling=2.0**15)
+
+    @property
+    def enabled(self) -> bool:
+        return self.level != "O0"
+
+    @property
+    def scaling(self) -> bool:
+        return self.enabled and self.dtype == "float16"
+
+    def wrap(self, net: Any, optimizer: Any) -> None:
+        """Let `net` compute in lower precision and answer in float32, so that the loop's loss needs no change."""
+        if not self.enabled:
+            return
+        if self.level == "O2":
+            paddle.amp.decorate(models=net, optimizers=optimizer, level="O2", dtype=self.dtype, master_weight=True)
+        forward = net.forward
+
+        @functools.wraps(forward)
+        def autocast(*inputs: Any, **options: Any) -> Any:
+            with paddle.amp.auto_cast(level=self.level, dtype=self.dtype):
+                return _float32(forward(*inputs, **options))
+
+        net.forward = autocast
+
+    def state(self) -> dict[str, float]:
+        """What of the scaler changes during training, as plain data for state.json."""
+        if not self.scaling:
+            return {}
+        state = self.scaler.state_dict()
+        return {name: float(np.asarray(state[name]).reshape(-1)[0]) for name in _MOVING}
+
+    def restore(self, state: dict[str, float]) -> None:
+        if self.scaling and state:
+            scale, increments, decrements = (state[name] for name in _MOVING)
+            moving = dict(zip(_MOVING, (np.array([scale], dtype=np.float32), int(increments), int(decrements))))
+            self.scaler.load_state_dict({**self.scaler.state_dict(), **moving})
+
+
+def plain(net: Any) -> Any:
+    """`net` as its author wrote it, in float32: itself, or a copy where `Precision.wrap` changed it."""
+    if "forward" not in net.__dict__:
+        return net
+    net = copy.deepcopy(net)
+    del net.forward
+    return net.to(dtype="float32")
+
+
+def _float32(output: Any) -> Any:
+    if isinstance(output, paddle.Tensor):
+        low = output.dtype in (paddle.float16, paddle.bfloat16)
+        return output.astype("float32") if low else output
+    if isinstance(output, dict):
+        return {name: _float32(value) for name, value in output.items()}
+    if isinstance(output, (list, tuple)):
+        return type(output)(_float32(value) for value in output)
+    return output

@@ -1,0 +1,90 @@
+"""The run's directory, which rank 0 alone writes: lock, settings, checkpoints and the weights for other tools."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from typing import IO, Any
+
+import paddle
+
+from ppfleet import checkpoint, files, log, state
+from ppfleet.errors import CheckpointError, FleetError
+
+
+class RunDir:
+    """`path` with its checkpoints; the newest `keep` of them stay, and the best."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self.keep = path, keep
+        self.checkpoints = path / "checkpoints"
+        self._lock: IO[str] | None = None
+
+    def take(self) -> None:
+        """Make the directory and keep every other job out of it until this process ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("a+")
+            # A POSIX lock: it dies with this process and is not inherited by loader workers.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FleetError(
+                f"another job is writing to {self.path}: wait for it to end, or choose another directory"
+            ) from None
+        except OSError as failure:
+            raise FleetError(files.disk_message(failure, self.path)) from failure
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def write_settings(self, text: str) -> None:
+        files.replace_file(self.path / "settings.json", lambda path: files.write(path, text.encode()))
+
+    def save(self, net: Any, optimizer: Any, facts: dict[str, Any], best: bool) -> Path:
+        """One checkpoint, and latest.pdparams (best.pdparams) beside it."""
+        model = state.to_bytes(state.model_arrays(net))
+        moments = state.to_bytes(state.optimizer_arrays(optimizer))
+        facts = {**facts, "schedule": state.schedule_state(optimizer)}
+        writers: dict[str, files.Writer] = {
+            "model.safetensors": lambda path: files.write(path, model),
+            "optimizer.safetensors": lambda path: files.write(path, moments),
+            "state.json": lambda path: files.write(path, json.dumps(facts, indent=1).encode()),
+        }
+        written = checkpoint.write(self.checkpoints, int(facts["step"]), writers, self.keep, best)
+        weights = net.state_dict()
+        for name in ("latest", "best") if best else ("latest",):
+            files.replace_file(self.path / f"{name}.pdparams", lambda path: paddle.save(weights, str(path)))
+        return written
+
+    def find(self, source: str) -> str | None:
+        """The checkpoint to go on from: `auto` is the newest that verifies, if there is one; else the path given."""
+        if source != "auto":
+            checkpoint.verify(Path(source))
+            return source
+        found = checkpoint.newest(self.checkpoints)
+        if found.skipped:
+            log.say(f"skipped {len(found.skipped)} checkpoint(s) that do not verify: {'; '.join(found.skipped)}")
+        return str(found.path) if found.path else None
+
+
+def restore(
+    parts: dict[str, bytes], source: str, seed: int, net: Any, optimizer: Any, parameters: dict[str, Any]
+) -> dict[str, Any]:
+    """Put a checkpoint's parts into model and optimizer; what remains (state.json) is returned."""
+    try:
+        facts: dict[str, Any] = json.loads(parts["state.json"])
+    except ValueError as failure:
+        raise CheckpointError(f"{source}/state.json is damaged: {failure}") from None
+    if facts["seed"] != seed:
+        raise CheckpointError(
+            f"{source} was trained with seed={facts['seed']}, not {seed}: the order of samples would change midway"
+        )
+    model = state.from_bytes(parts["model.safetensors"], f"{source}/model.safetensors")
+    moments = state.from_bytes(parts["optimizer.safetensors"], f"{source}/optimizer.safetensors")
+    state.load_model(net, model, f"{source}/model.safetensors")
+    state.load_optimizer(optimizer, parameters, moments, f"{source}/optimizer.safetensors")
+    state.load_schedule(optimizer, facts["schedule"])
+    return facts

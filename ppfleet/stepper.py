@@ -1,0 +1,116 @@
+"""From a loss to a step of the optimizer: accumulation, exchange, the checks that keep ranks together, NaN guard."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import paddle
+
+from ppfleet import log
+from ppfleet.comm import Comm
+from ppfleet.errors import FleetError, MismatchError, NonFiniteError
+from ppfleet.precision import Precision
+from ppfleet.wrap import Exchange, Vitals
+
+ON_NAN = ("stop", "skip")
+
+
+class Stepper:
+    """Counts batches into steps. A step is `accumulate` batches, fewer at the end of an epoch."""
+
+    def __init__(self, comm: Comm, precision: Precision, exchange: Exchange, net: Any, optimizer: Any) -> None:
+        self.comm, self.precision, self.exchange = comm, precision, exchange
+        self.net, self.optimizer = net, optimizer
+        self.accumulate, self.on_nan = 1, "stop"
+        self.step = 0  # of the optimizer, since the beginning of training
+        self.skipped = 0  # steps left out because of NaN
+        self.loss = math.nan  # of the last good step, the mean over all ranks
+        self.done = self.group = 0  # batches, and batches in all, of the running step
+        self.called = True  # whether the batch in hand has been through backward
+        self._sum = 0.0
+
+    def begin(self, left: int | None) -> None:
+        """A batch is about to be handed out; `left` counts it and those after it in this epoch."""
+        if self.done == 0:
+            self.group = self.accumulate if left is None else min(self.accumulate, left)
+        self.called = False
+        if isinstance(self.net, paddle.DataParallel):
+            # On cards Paddle's reducer overlaps with the last backward pass of a step; on gloo it must never run.
+            self.net.grad_need_sync = self.comm.on_cards and self.done == self.group - 1
+
+    def backward(self, loss: Any, where: str) -> None:
+        if self.called:
+            raise FleetError("job.backward belongs inside `for batch in job.steps(loader)`, once for each batch")
+        if loss.size != 1:
+            raise FleetError(
+                f"job.backward needs a single number, this loss has shape {list(loss.shape)}: take its mean"
+            )
+        self.called = True
+        self._sum += float(loss) / self.group
+        self.precision.scaler.scale(loss / self.group if self.group > 1 else loss).backward()
+        self.done += 1
+        if self.done == self.group:
+            self._finish(where)
+
+    def end(self, where: str) -> None:
+        """The loop has come back for the next batch."""
+        if not self.called:
+            raise FleetError(
+                f"a batch went by without job.backward on {self.comm.world.name()} ({where}): every rank must call it "
+                f"for every batch, or the others wait; to leave a batch out, multiply its loss by 0"
+            )
+
+    def abandon(self) -> None:
+        """The epoch is over, or its loop was left: gradients that wait for more batches are dropped."""
+        self.called = True
+        if self.done:
+            log.say(
+                f"{self.done} of {self.group} accumulated batches made no step when the loop was left and are dropped"
+            )
+            self.done, self._sum = 0, 0.0
+            self.optimizer.clear_grad(set_to_zero=False)
+
+    def _finish(self, where: str) -> None:
+        vitals = self.exchange.reduce(self._sum, self.optimizer.get_lr())
+        self.done, self._sum = 0, 0.0
+        self.step += 1
+        where = f"step {self.step}, {where}"
+        self._check_rates(vitals, where)
+        if self._finite(vitals):
+            self.loss = vitals.loss
+            self.precision.scaler.step(self.optimizer)
+            self.precision.scaler.update()
+            if self.on_nan == "skip":
+                self.exchange.remember()
+        else:
+            self._skip_or_stop(vitals, where)
+        self.optimizer.clear_grad(set_to_zero=False)
+
+    def _finite(self, vitals: Vitals) -> bool:
+        if not vitals.bad and self.comm.on_cards and not self.precision.scaling:
+            # Here the gradients are summed already: whose they were cannot be told any more. A scaler looks itself.
+            return self.exchange.reduced_finite()
+        return not vitals.bad
+
+    def _check_rates(self, vitals: Vitals, where: str) -> None:
+        if len(set(vitals.rates)) > 1:
+            name = self.comm.world.name
+            shown = "; ".join(f"{rate:.9g} on {name(rank)}" for rank, rate in enumerate(vitals.rates))
+            raise MismatchError(
+                f"the learning rates differ ({where}): {shown}. Decide them from figures that are the same "
+                f"on all ranks, such as job.evaluate's"
+            )
+
+    def _skip_or_stop(self, vitals: Vitals, where: str) -> None:
+        who = ", ".join(self.comm.world.name(rank) for rank in vitals.bad) or "some rank"
+        what = f"the loss or a gradient is NaN or infinite on {who} ({where})"
+        if self.on_nan == "stop":
+            self.optimizer.clear_grad(set_to_zero=False)
+            raise NonFiniteError(
+                f"{what}. The weights are still those of the step before; on_nan='skip' leaves such steps out"
+            )
+        self.skipped += 1
+        self.exchange.forget_step()
+        if self.comm.world.first:
+            log.say(f"step skipped: {what}; {self.skipped} skipped so far")

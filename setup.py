@@ -1,0 +1,30 @@
+"""Packaging. The library itself requires neither Paddle wheel: choose one with the extra `cpu` or `gpu`."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+version = re.search(r'__version__ = "(.+)"', (here / "ppfleet" / "__init__.py").read_text(encoding="utf-8"))
+if version is None:
+    raise RuntimeError("ppfleet/__init__.py holds no __version__")
+
+setup(
+    name="ppfleet",
+    version=version.group(1),
+    description="Data-parallel training for PaddlePaddle: same numbers on N ranks, exact evaluation, bitwise resume",
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.9",
+    packages=find_packages(include=["ppfleet", "ppfleet.*"]),
+    package_data={"ppfleet": ["py.typed"]},
+    install_requires=["numpy>=1.21", "safetensors>=0.4", "tqdm>=4.60"],
+    extras_require={
+        "cpu": ["paddlepaddle>=3.0", "visualdl>=2.5"],
+        "gpu": ["paddlepaddle-gpu", "visualdl>=2.5"],
+        "dev": ["pytest>=7", "ruff>=0.6", "mypy>=1.8", "scikit-learn>=1.0", "psutil>=5.9", "setuptools"],
+    },
+    classifiers=["Programming Language :: Python :: 3", "Operating System :: POSIX :: Linux"],
+)

@@ -1,0 +1,158 @@
+"""Runs a function of a test module as one or several real ranks: real processes, real sockets, gloo.
+
+    values = run(my_function, 4, "an argument")       # what each rank returned, or raised
+
+The function gets plain JSON arguments and returns plain JSON data. It runs in processes of its own, so a test
+module may be imported without Paddle.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+ROOT = Path(__file__).resolve().parent.parent
+_HELD: list[socket.socket] = []
+
+
+@dataclass
+class Rank:
+    """One rank's end: `value` if its function returned, `error` (class name, message) if it raised."""
+
+    code: int
+    output: str
+    value: Any = None
+    error: tuple[str, str] | None = None
+
+
+@dataclass
+class Running:
+    """A job that was started: its processes can be killed, its end waited for."""
+
+    processes: list[subprocess.Popen[bytes]]
+    directory: Path
+    function: str
+    logs: list[Any] = field(default_factory=list)
+
+    def wait(self, timeout: float = 120) -> list[Rank]:
+        deadline = time.monotonic() + timeout
+        try:
+            for process in self.processes:
+                process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            shown = "\n".join(f"--- rank {r}\n{self.output(r)[-3000:]}" for r in range(len(self.processes)))
+            raise AssertionError(f"{self.function} did not end within {timeout} s\n{shown}") from None
+        finally:
+            self.kill()
+        return [self._end(rank) for rank in range(len(self.processes))]
+
+    def kill(self, rank: int | None = None, number: int = signal.SIGKILL) -> None:
+        for process in self.processes if rank is None else [self.processes[rank]]:
+            if process.poll() is None:
+                process.send_signal(number)
+                process.wait(30)
+
+    def output(self, rank: int) -> str:
+        return (self.directory / f"rank{rank}.out").read_text(errors="replace")
+
+    def _end(self, rank: int) -> Rank:
+        path = self.directory / f"rank{rank}.json"
+        told = json.loads(path.read_text()) if path.exists() else {}
+        error = tuple(told["error"]) if "error" in told else None
+        return Rank(self.processes[rank].returncode, self.output(rank), told.get("value"), error)
+
+
+def start(function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, env: dict[str, str] | None = None) -> Running:
+    """Start `function(*arguments)` on that many ranks; `directory` takes their outputs."""
+    directory.mkdir(parents=True, exist_ok=True)
+    endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks)]
+    running = Running([], directory, function.__name__)
+    for rank in range(ranks):
+        (directory / f"rank{rank}.json").unlink(missing_ok=True)
+        with (directory / f"rank{rank}.out").open("wb") as out:
+            command = [sys.executable, "-m", "tests.harness", function.__module__, function.__name__, str(directory / f"rank{rank}.json")]
+            process = subprocess.Popen(
+                [*command, json.dumps(arguments)],
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment(rank, endpoints, env),
+            )
+        running.processes.append(process)
+    return running
+
+
+def run(function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, timeout: float = 120) -> list[Any]:
+    """Run to the end and return what each rank returned; a rank that raised or died fails the test."""
+    ends = start(function, ranks, directory, *arguments).wait(timeout)
+    for number, rank in enumerate(ends):
+        assert rank.code == 0 and rank.error is None, f"rank {number} of {function.__name__}: {rank.error or rank.code}\n{rank.output[-3000:]}"
+    return [rank.value for rank in ends]
+
+
+def run_raising(function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, timeout: float = 120) -> list[tuple[str, str]]:
+    """Run to the end and return what each rank raised; a rank that returned, or died otherwise, fails the test."""
+    ends = start(function, ranks, directory, *arguments).wait(timeout)
+    for number, rank in enumerate(ends):
+        assert rank.error is not None, f"rank {number} of {function.__name__} raised nothing (code {rank.code})\n{rank.output[-3000:]}"
+    return [rank.error for rank in ends if rank.error is not None]
+
+
+def environment(rank: int, endpoints: list[str], extra: dict[str, str] | None = None) -> dict[str, str]:
+    """What Paddle's launcher would set for this rank; a job of one gets nothing at all."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", "FLAGS_"))}
+    env.update(OMP_NUM_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo")
+    if len(endpoints) > 1:
+        env.update(
+            PADDLE_TRAINER_ID=str(rank),
+            PADDLE_TRAINERS_NUM=str(len(endpoints)),
+            PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
+            PADDLE_CURRENT_ENDPOINT=endpoints[rank],
+        )
+    return {**env, **(extra or {})}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports below the range from which the kernel picks outgoing ones, so that nobody else comes by one of them."""
+    found: list[int] = []
+    port = 10000 + os.getpid() * 37 % 15000 + free_ports.calls * 16 % 5000  # type: ignore[attr-defined]
+    free_ports.calls += 1  # type: ignore[attr-defined]
+    while len(found) < count:
+        port = 10000 + (port + 1 - 10000) % 20000
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+    return found
+
+
+free_ports.calls = 0  # type: ignore[attr-defined]
+
+
+def _main(module: str, name: str, path: str, arguments: str) -> int:
+    function = getattr(importlib.import_module(module), name)
+    try:
+        told = {"value": function(*json.loads(arguments))}
+    except Exception as failure:  # noqa: BLE001 - whatever the function raised is what the test asks about
+        import traceback
+
+        traceback.print_exc()
+        told = {"error": [type(failure).__name__, str(failure)]}
+    Path(path).write_text(json.dumps(told))
+    return 1 if "error" in told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""Collectives and rank-0 sections on real ranks."""
+
+import time
+
+import pytest
+
+from tests.harness import free_ports, run, run_raising, start
+
+
+def make():
+    from ppfleet.comm import Comm, choose_device
+    from ppfleet.world import World
+
+    world = World.from_env()
+    return Comm(world, choose_device("cpu", world))
+
+
+def collectives():
+    import paddle
+
+    comm = make()
+    rank, size = comm.world.rank, comm.world.size
+    sums = {
+        dtype: comm.all_reduce(paddle.full([3], rank + 1).astype(dtype)).astype("float32").tolist()
+        for dtype in ("float32", "float64", "bfloat16", "int32", "int64", "uint8")
+    }
+    with comm.first("a block"):
+        order = comm._store.add("order", 1) if size > 1 else rank + 1
+        time.sleep(0.3 if rank == 0 else 0)
+    return {
+        "sums": sums,
+        "mean": comm.mean(float(rank), 1.0 + rank),
+        "gathered": comm.gather({"rank": rank, "text": "x" * 1000 * rank}),
+        "first": comm.on_first(lambda: {"from": rank}, "test"),
+        "order": order,
+        "bytes": len(comm.broadcast_bytes(bytes(range(256)) * 5 if rank == 0 else None)),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_collectives(tmp_path, size):
+    for rank, seen in enumerate(run(collectives, size, tmp_path)):
+        expected = [size * (size + 1) / 2] * 3
+        assert all(values == expected for values in seen["sums"].values()), seen["sums"]
+        assert seen["mean"] == sum(range(size)) / sum(range(1, size + 1))
+        assert [part["rank"] for part in seen["gathered"]] == list(range(size))
+        assert [len(part["text"]) for part in seen["gathered"]] == [1000 * r for r in range(size)]
+        assert seen["first"] == {"from": 0}
+        assert seen["bytes"] == 1280
+        assert (seen["order"] == 1) == (rank == 0)
+
+
+def refused(dtype):
+    import paddle
+
+    make().all_reduce(paddle.ones([2]).astype(dtype), "a test")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int16", "complex64"])
+def test_what_gloo_gets_wrong_is_refused(tmp_path, dtype):
+    for kind, message in run_raising(refused, 2, tmp_path, dtype):
+        assert kind == "CommError" and f"gloo cannot add up {dtype}" in message and "float32" in message
+
+
+def failing_section(error):
+    comm = make()
+
+    def work():
+        if error == "FleetError":
+            from ppfleet.errors import CheckpointError
+
+            raise CheckpointError("the disk is full")
+        raise ZeroDivisionError("oh")
+
+    if error == "block":
+        with comm.first("unpack"):
+            raise ValueError("bad archive")
+    comm.on_first(work, "saving")
+
+
+def test_an_exception_in_a_rank_0_section_raises_on_all(tmp_path):
+    first, *others = run_raising(failing_section, 3, tmp_path, "FleetError")
+    assert first == ("CheckpointError", "the disk is full")
+    assert others == [("CheckpointError", "saving failed on rank 0 on 127.0.0.1: the disk is full")] * 2
+    first, *others = run_raising(failing_section, 2, tmp_path, "other")
+    assert first[0] == "ZeroDivisionError"
+    assert others == [("FleetError", "saving failed on rank 0 on 127.0.0.1: ZeroDivisionError: oh")]
+    first, *others = run_raising(failing_section, 2, tmp_path, "block")
+    assert first == ("ValueError", "bad archive")
+    assert others[0][0] == "FleetError" and "unpack failed on rank 0" in others[0][1]
+
+
+def long_section(seconds):
+    import paddle
+
+    comm = make()
+    comm.on_first(lambda: time.sleep(seconds), "a long section")
+    return comm.all_reduce(paddle.ones([1])).tolist()
+
+
+def test_a_section_may_last_longer_than_gloos_30_s(tmp_path):
+    running = start(long_section, 2, tmp_path, 33)
+    ends = running.wait(90)
+    assert [end.value for end in ends] == [[2.0], [2.0]], [end.output for end in ends]
+    assert "rank 1 on 127.0.0.1 has waited 10 s in a long section for rank 0 on 127.0.0.1" in ends[1].output
+
+
+def dying_section():
+    import os
+
+    comm = make()
+    comm.on_first(lambda: os._exit(3), "saving")
+
+
+def test_rank_0_dying_in_its_section_ends_the_wait(tmp_path):
+    ends = start(dying_section, 2, tmp_path).wait(30)
+    assert ends[0].code == 3
+    assert ends[1].error is not None and ends[1].error[0] == "CommError" and "saving failed on rank 1" in ends[1].error[1]
+
+
+def late():
+    comm = make()
+    if comm.world.rank == 1:
+        time.sleep(13)
+    comm.barrier("the start")
+
+
+def test_who_is_late_is_named(tmp_path):
+    ends = start(late, 3, tmp_path).wait(60)
+    assert [end.code for end in ends] == [0, 0, 0]
+    assert "has waited 10 s in the start for rank 1 on 127.0.0.1" in ends[0].output
+
+
+def init_twice():
+    import os
+
+    os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+    import paddle.distributed as dist
+
+    dist.init_parallel_env()
+    make()
+
+
+def test_init_parallel_env_by_hand_is_refused(tmp_path):
+    for kind, message in run_raising(init_twice, 2, tmp_path):
+        assert kind == "CommError" and "was already called" in message
+
+
+def test_a_taken_store_port_is_said(tmp_path):
+    import socket
+
+    port, other = free_ports(2)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+        endpoints = f"127.0.0.1:{port},127.0.0.1:{other}"
+        env = {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_TRAINERS_NUM": "2"}
+        running = start(late, 1, tmp_path, env={**env, "PADDLE_TRAINER_ID": "0", "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{port}"})
+        (end,) = running.wait(30)
+    assert end.error is not None and f"port {port} of 127.0.0.1" in end.error[1] and "taken" in end.error[1]

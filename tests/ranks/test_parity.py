@@ -1,0 +1,127 @@
+"""Same numbers on 1 and N ranks: the reduced gradients of one global batch."""
+
+import numpy as np
+import pytest
+
+from tests.harness import run
+
+GLOBAL_BATCH = 16
+
+
+def gradients(kind, accumulate, path):
+    """One step through Job; the gradients that the optimizer saw, stored by rank 0."""
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=1, accumulate=accumulate)
+    size = 64 if kind == "mobilenet" else 32
+    net = paddle.vision.models.mobilenet_v3_small(num_classes=10) if kind == "mobilenet" else blocks.small_conv()
+    sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters(), grad_clip=clipping(kind))
+    wrapped, sgd = job.prepare(net, sgd)
+    if kind == "mobilenet":
+        net.eval()  # BatchNorm's batch statistics are the stated exception
+    data = job.loader(blocks.Pictures(64, size), GLOBAL_BATCH // job.world.size // accumulate, shuffle=True)
+    step = sgd.step
+    seen = {}
+
+    def recording_step():
+        seen.update({f"{name}.grad": p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None})
+        step()
+
+    sgd.step = recording_step
+    for pictures, labels in job.steps(data):
+        job.backward(F.cross_entropy(wrapped(pictures), labels))
+        if seen:
+            break
+    seen.update({name: p.numpy() for name, p in net.named_parameters()})
+    if job.world.first:
+        np.savez(f"{path}.npz", **seen)
+    return sorted(seen)
+
+
+def clipping(kind):
+    import paddle
+
+    return paddle.nn.ClipGradByGlobalNorm(0.05) if kind == "clipped" else None
+
+
+def by_hand(kind, path):
+    """The same global batch without ppfleet: what the gradients must be."""
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from ppfleet.sampler import Plan, mix
+    from tests import blocks
+
+    paddle.seed(mix(1, 0) >> 33)  # as Job(seed=1) does before the model is built
+    size = 64 if kind == "mobilenet" else 32
+    net = paddle.vision.models.mobilenet_v3_small(num_classes=10) if kind == "mobilenet" else blocks.small_conv()
+    if kind == "mobilenet":
+        net.eval()
+    batch = next(Plan(length=64, batch_size=GLOBAL_BATCH, seed=1, shuffle=True, tail="drop").batches(0))
+    samples = [blocks.Pictures(64, size)[i] for i in batch.indices]
+    loss = F.cross_entropy(net(paddle.to_tensor(np.stack([s[0] for s in samples]))), paddle.to_tensor([s[1] for s in samples]))
+    loss.backward()
+    np.savez(f"{path}.npz", **{f"{name}.grad": p.grad.numpy() for name, p in net.named_parameters() if p.grad is not None})
+    return ppfleet.__version__
+
+
+def worst(one, other):
+    """The largest difference of a parameter's gradient, relative to that gradient's largest element."""
+    one, other = np.load(one), np.load(other)
+    names = [name for name in other.files if name in one.files]
+    assert names
+    return max(float(np.abs(one[name] - other[name]).max() / (np.abs(other[name]).max() + 1e-12)) for name in names)
+
+
+@pytest.mark.parametrize("kind", ["conv", "clipped", "mobilenet"])
+def test_gradients_agree_with_one_process(tmp_path, kind):
+    run(gradients, 1, tmp_path / "out", kind, 1, str(tmp_path / "1x1"))
+    figures = {}
+    for ranks, accumulate in ((2, 1), (4, 1), (1, 4), (2, 2), (4, 2)):
+        name = f"{ranks}x{accumulate}"
+        seen = run(gradients, ranks, tmp_path / "out", kind, accumulate, str(tmp_path / name))
+        assert all(names == seen[0] for names in seen)
+        figures[name] = worst(tmp_path / f"{name}.npz", tmp_path / "1x1.npz")
+    print(f"{kind}: largest relative difference to one process, ranks x accumulation: {figures}")
+    assert max(figures.values()) <= 1e-5, figures
+
+
+@pytest.mark.parametrize("kind", ["conv", "mobilenet"])
+def test_one_process_agrees_with_plain_paddle(tmp_path, kind):
+    run(gradients, 1, tmp_path / "out", kind, 1, str(tmp_path / "job"))
+    run(by_hand, 1, tmp_path / "out", kind, str(tmp_path / "hand"))
+    assert worst(tmp_path / "job.npz", tmp_path / "hand.npz") <= 1e-6
+
+
+def padded_step(path, length):
+    """One epoch of a set that does not divide: the last global batch is padded, and weighted by the loader."""
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = blocks.mlp()
+    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.5, parameters=net.parameters()))
+    data = job.loader(blocks.Points(length), 12 // job.world.size, shuffle=True, tail="pad")
+    masks = []
+    for points, labels in job.steps(data):
+        losses = F.cross_entropy(wrapped(points), labels, reduction="none").reshape([-1])
+        job.backward((losses * data.weights).mean())
+        masks.append(int(data.mask.sum()))
+    if job.world.first:
+        np.savez(f"{path}.npz", **{name: p.numpy() for name, p in net.named_parameters()})
+    return masks
+
+
+def test_padded_tail_weighs_every_real_sample_the_same(tmp_path):
+    masks = [run(padded_step, ranks, tmp_path / "out", str(tmp_path / f"pad{ranks}"), 29) for ranks in (1, 2, 3)]
+    assert [[sum(step) for step in zip(*per_rank)] for per_rank in masks] == [[12, 12, 5]] * 3
+    for ranks in (2, 3):
+        assert worst(tmp_path / f"pad{ranks}.npz", tmp_path / "pad1.npz") <= 1e-5

@@ -1,0 +1,30 @@
+"""The pure parts need no Paddle: neither to import nor to work."""
+
+import subprocess
+import sys
+
+from tests.harness import ROOT
+
+PURE = ("world", "sampler", "metrics", "checkpoint", "files", "pdparams", "errors", "log")
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_pure_parts_import_no_paddle():
+    imports = "; ".join(f"import ppfleet.{name}" for name in PURE)
+    done = python(f"import sys, ppfleet; {imports}; print(sorted(n for n in sys.modules if n.partition('.')[0] in ('paddle', 'safetensors', 'visualdl')))")
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_missing_paddle_is_one_sentence():
+    hide = "import sys; sys.modules['paddle'] = None"
+    done = python(f"{hide}\nimport ppfleet\ntry:\n    ppfleet.Job\nexcept ImportError as e: print(type(e).__name__, e)")
+    assert done.stdout.startswith("PaddleMissing ppfleet needs PaddlePaddle"), done.stdout + done.stderr
+    assert "ppfleet[cpu]" in done.stdout and "ppfleet[gpu]" in done.stdout
+
+
+def test_unknown_names_are_attribute_errors():
+    done = python("import ppfleet; print(hasattr(ppfleet, 'Jobs'))")
+    assert done.stdout.strip() == "False", done.stderr

@@ -55,7 +55,7 @@ class Job:
     device      auto, cpu or gpu
     seed        decides initial weights, sample order, augmentation and dropout
     accumulate  batches whose gradients are summed up for one step of the optimizer
-    amp         O0, O1 or O2; amp_dtype: float16 (cards only) or bfloat16
+    amp         O0, O1 or O2, on cards; amp_dtype: float16 (with loss scaling) or bfloat16
     on_nan      stop: raise on every rank when a loss or gradient is not finite; skip: leave that step out
     save_every  steps between checkpoints inside an epoch; 0: only where the script says job.save
     keep        how many checkpoints stay (the best stays besides)
@@ -100,6 +100,8 @@ class Job:
         self._run = rundir.RunDir(self.directory, keep)
         self.comm.on_first(self._run.take, "opening of the run directory")
         log.set_up(self.directory / "logs", self.world.rank)
+        if self.precision.note:
+            log.info(self.precision.note)
         self._seed_all(0)
         # What was decided, printed and stored at the first step; a script may add lines of its own, such as lr_rule.
         self.settings: dict[str, Any] = {
@@ -107,7 +109,7 @@ class Job:
             "device": self.device.partition(":")[0],
             "seed": seed,
             "accumulate": accumulate,
-            "amp": f"{amp} {self.precision.dtype}" if self.precision.enabled else amp,
+            "amp": str(self.precision),
             "on_nan": on_nan,
             "save_every": save_every,
             "paddle": paddle.__version__,

@@ -17,20 +17,26 @@ _MOVING = ("scale", "incr_count", "decr_count")
 
 
 class Precision:
-    """AMP at one level: O0 is float32 throughout, O1 casts inside the forward pass, O2 also holds weights in it."""
+    """AMP at one level: O0 is float32 throughout, O1 casts inside the forward pass, O2 also holds weights in it.
+
+    Paddle has no autocast on a CPU: there every level is O0, and `note` says so.
+    """
 
     def __init__(self, level: str, dtype: str | None, on_cards: bool) -> None:
-        self.level = level
-        self.dtype = dtype or ("float16" if on_cards else "bfloat16")
         if level not in LEVELS:
             raise FleetError(f"amp={level!r} is none of {', '.join(LEVELS)}")
-        if self.dtype not in DTYPES:
+        if dtype not in (None, *DTYPES):
             raise FleetError(f"amp_dtype={dtype!r} is none of {', '.join(DTYPES)}")
-        if self.enabled and self.dtype == "float16" and not on_cards:
-            raise FleetError("Paddle computes float16 on cards only; on a CPU take amp_dtype='bfloat16'")
+        self.level = level if on_cards else "O0"
+        self.dtype = dtype or "float16"
+        self.note = f"amp={level} has no effect: Paddle has no autocast on a CPU, this job computes in float32"
+        if self.level == level:
+            self.note = ""
         # bfloat16 has float32's range and needs no scaling; a disabled scaler passes everything through.
-        scaled = self.enabled and self.dtype == "float16"
-        self.scaler = paddle.amp.GradScaler(enable=scaled, init_loss_scaling=2.0**15)
+        self.scaler = paddle.amp.GradScaler(enable=self.scaling, init_loss_scaling=2.0**15)
+
+    def __str__(self) -> str:
+        return f"{self.level} {self.dtype}" if self.enabled else self.level
 
     @property
     def enabled(self) -> bool:
@@ -57,13 +63,11 @@ class Precision:
 
     def state(self) -> dict[str, float]:
         """What of the scaler changes during training, as plain data for state.json."""
-        if not self.scaling:
-            return {}
-        state = self.scaler.state_dict()
-        return {name: float(np.asarray(state[name]).reshape(-1)[0]) for name in _MOVING}
+        state = self.scaler.state_dict() if self.scaling else {}
+        return {name: float(np.asarray(state[name]).reshape(-1)[0]) for name in _MOVING if name in state}
 
     def restore(self, state: dict[str, float]) -> None:
-        if self.scaling and state:
+        if state:
             scale, increments, decrements = (state[name] for name in _MOVING)
             moving = dict(zip(_MOVING, (np.array([scale], dtype=np.float32), int(increments), int(decrements))))
             self.scaler.load_state_dict({**self.scaler.state_dict(), **moving})

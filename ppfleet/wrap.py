@@ -33,6 +33,11 @@ def structured_names(net: Any, optimizer: Any) -> dict[str, Any]:
     if getattr(optimizer, "_accumulators", None):
         raise FleetError("the optimizer has already made steps: call job.prepare before the first one")
     parameters = dict(net.named_parameters())
+    known, held = {id(p) for p in parameters.values()}, optimizer._parameter_list or []
+    if not any(id(p) in known for p in held):
+        raise FleetError(
+            "the optimizer holds none of the model's parameters: create it with parameters=net.parameters()"
+        )
     for name, parameter in parameters.items():
         parameter.name = name
     return parameters

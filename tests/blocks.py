@@ -71,7 +71,14 @@ def with_batch_norm() -> nn.Layer:
 
 
 def train(
-    directory: str, epochs: int = 2, batch: int = 8, workers: int = 0, length: int = 256, pause: float = 0.0, resume: str = "auto", **options
+    directory: str,
+    epochs: int = 2,
+    batch: int = 8,
+    workers: int = 0,
+    length: int = 256,
+    pause: float = 0.0,
+    resume: str = "auto",
+    **options,
 ) -> dict:
     """A run with shuffling, augmentation, dropout, BatchNorm, momentum and a schedule; `batch` is a rank's."""
     import time

@@ -71,7 +71,9 @@ class Running:
         return Rank(self.processes[rank].returncode, self.output(rank), told.get("value"), error)
 
 
-def start(function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, env: dict[str, str] | None = None) -> Running:
+def start(
+    function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, env: dict[str, str] | None = None
+) -> Running:
     """Start `function(*arguments)` on that many ranks; `directory` takes their outputs."""
     directory.mkdir(parents=True, exist_ok=True)
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks)]
@@ -79,7 +81,14 @@ def start(function: Callable[..., Any], ranks: int, directory: Path, *arguments:
     for rank in range(ranks):
         (directory / f"rank{rank}.json").unlink(missing_ok=True)
         with (directory / f"rank{rank}.out").open("wb") as out:
-            command = [sys.executable, "-m", "tests.harness", function.__module__, function.__name__, str(directory / f"rank{rank}.json")]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.harness",
+                function.__module__,
+                function.__name__,
+                str(directory / f"rank{rank}.json"),
+            ]
             process = subprocess.Popen(
                 [*command, json.dumps(arguments)],
                 cwd=ROOT,
@@ -95,15 +104,21 @@ def run(function: Callable[..., Any], ranks: int, directory: Path, *arguments: A
     """Run to the end and return what each rank returned; a rank that raised or died fails the test."""
     ends = start(function, ranks, directory, *arguments).wait(timeout)
     for number, rank in enumerate(ends):
-        assert rank.code == 0 and rank.error is None, f"rank {number} of {function.__name__}: {rank.error or rank.code}\n{rank.output[-3000:]}"
+        assert rank.code == 0 and rank.error is None, (
+            f"rank {number} of {function.__name__}: {rank.error or rank.code}\n{rank.output[-3000:]}"
+        )
     return [rank.value for rank in ends]
 
 
-def run_raising(function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, timeout: float = 120) -> list[tuple[str, str]]:
+def run_raising(
+    function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, timeout: float = 120
+) -> list[tuple[str, str]]:
     """Run to the end and return what each rank raised; a rank that returned, or died otherwise, fails the test."""
     ends = start(function, ranks, directory, *arguments).wait(timeout)
     for number, rank in enumerate(ends):
-        assert rank.error is not None, f"rank {number} of {function.__name__} raised nothing (code {rank.code})\n{rank.output[-3000:]}"
+        assert rank.error is not None, (
+            f"rank {number} of {function.__name__} raised nothing (code {rank.code})\n{rank.output[-3000:]}"
+        )
     return [rank.error for rank in ends if rank.error is not None]
 
 

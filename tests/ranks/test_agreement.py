@@ -14,7 +14,9 @@ def brings(path, what):
 
     job = ppfleet.Job(path, device="cpu", seed=1)
     odd = job.world.rank == 1
-    net = nn.Sequential(nn.Linear(16, 65 if odd and what == "shape" else 64), nn.Linear(65 if odd and what == "shape" else 64, 10))
+    net = nn.Sequential(
+        nn.Linear(16, 65 if odd and what == "shape" else 64), nn.Linear(65 if odd and what == "shape" else 64, 10)
+    )
     if odd and what == "layer":
         net.add_sublayer("extra", nn.Linear(10, 10))
     if odd and what == "frozen":
@@ -67,7 +69,12 @@ def steps(path, what, ranks_that_differ=(1,)):
     class Branches(nn.Layer):
         def __init__(self):
             super().__init__()
-            self.stem, self.a, self.b, self.never = nn.Linear(16, 32), nn.Linear(32, 10), nn.Linear(32, 10), nn.Linear(32, 10)
+            self.stem, self.a, self.b, self.never = (
+                nn.Linear(16, 32),
+                nn.Linear(32, 10),
+                nn.Linear(32, 10),
+                nn.Linear(32, 10),
+            )
 
         def forward(self, x, left):
             return (self.a if left else self.b)(self.stem(x))
@@ -102,7 +109,9 @@ def test_a_branch_that_one_rank_takes_keeps_the_ranks_together(tmp_path):
 def test_a_learning_rate_that_drifts_stops_all_ranks(tmp_path):
     for kind, message in run_raising(steps, 2, tmp_path / "out", str(tmp_path / "run"), "rate"):
         assert kind == "MismatchError"
-        assert "0.100000001 on rank 0" in message and "0.0500000007 on rank 1" in message and "step 5" in message, message
+        assert "0.100000001 on rank 0" in message and "0.0500000007 on rank 1" in message and "step 5" in message, (
+            message
+        )
 
 
 def test_nan_stops_all_ranks_and_names_the_one(tmp_path):

@@ -115,7 +115,9 @@ def dying_section():
 def test_rank_0_dying_in_its_section_ends_the_wait(tmp_path):
     ends = start(dying_section, 2, tmp_path).wait(30)
     assert ends[0].code == 3
-    assert ends[1].error is not None and ends[1].error[0] == "CommError" and "saving failed on rank 1" in ends[1].error[1]
+    assert (
+        ends[1].error is not None and ends[1].error[0] == "CommError" and "saving failed on rank 1" in ends[1].error[1]
+    )
 
 
 def late():
@@ -155,6 +157,8 @@ def test_a_taken_store_port_is_said(tmp_path):
         holder.listen()
         endpoints = f"127.0.0.1:{port},127.0.0.1:{other}"
         env = {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_TRAINERS_NUM": "2"}
-        running = start(late, 1, tmp_path, env={**env, "PADDLE_TRAINER_ID": "0", "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{port}"})
+        running = start(
+            late, 1, tmp_path, env={**env, "PADDLE_TRAINER_ID": "0", "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{port}"}
+        )
         (end,) = running.wait(30)
     assert end.error is not None and f"port {port} of 127.0.0.1" in end.error[1] and "taken" in end.error[1]

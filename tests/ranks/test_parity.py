@@ -64,9 +64,13 @@ def by_hand(kind, path):
         net.eval()
     batch = next(Plan(length=64, batch_size=GLOBAL_BATCH, seed=1, shuffle=True, tail="drop").batches(0))
     samples = [blocks.Pictures(64, size)[i] for i in batch.indices]
-    loss = F.cross_entropy(net(paddle.to_tensor(np.stack([s[0] for s in samples]))), paddle.to_tensor([s[1] for s in samples]))
+    loss = F.cross_entropy(
+        net(paddle.to_tensor(np.stack([s[0] for s in samples]))), paddle.to_tensor([s[1] for s in samples])
+    )
     loss.backward()
-    np.savez(f"{path}.npz", **{f"{name}.grad": p.grad.numpy() for name, p in net.named_parameters() if p.grad is not None})
+    np.savez(
+        f"{path}.npz", **{f"{name}.grad": p.grad.numpy() for name, p in net.named_parameters() if p.grad is not None}
+    )
     return ppfleet.__version__
 
 

@@ -68,7 +68,13 @@ def test_killed_at_random_steps_ends_with_the_same_bits(tmp_path, ranks, kills, 
 
 def test_the_number_of_workers_changes_nothing(tmp_path):
     ends = [
-        run(train, 2, tmp_path / "out", str(tmp_path / f"workers{workers}"), {**OPTIONS, "epochs": 1, "batch": 8, "workers": workers})
+        run(
+            train,
+            2,
+            tmp_path / "out",
+            str(tmp_path / f"workers{workers}"),
+            {**OPTIONS, "epochs": 1, "batch": 8, "workers": workers},
+        )
         for workers in (0, 1, 3)
     ]
     assert len({end["weights"] for per_rank in ends for end in per_rank}) == 1

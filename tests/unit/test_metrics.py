@@ -12,7 +12,11 @@ from ppfleet.metrics import ExactSum, Totals
 
 def test_sum_is_exact_whatever_the_order():
     choose = random.Random(0)
-    values = [choose.uniform(-1, 1) * 10.0 ** choose.randint(-300, 300) for _ in range(500)] + [5e-324, 1.7e308, -1.7e308]
+    values = [choose.uniform(-1, 1) * 10.0 ** choose.randint(-300, 300) for _ in range(500)] + [
+        5e-324,
+        1.7e308,
+        -1.7e308,
+    ]
     exact = float(sum(map(Fraction, values)))
     for _ in range(5):
         choose.shuffle(values)
@@ -40,7 +44,13 @@ def test_parts_of_ranks_join_to_the_same_mean():
             parts.append(json.loads(json.dumps(totals.to_json())))
         return Totals.merged(parts).means()["loss"]
 
-    assert joined(1) == joined(2) == joined(3) == joined(4) == float(Fraction(float(sum(map(Fraction, values.tolist())))) / 1030)
+    assert (
+        joined(1)
+        == joined(2)
+        == joined(3)
+        == joined(4)
+        == float(Fraction(float(sum(map(Fraction, values.tolist())))) / 1030)
+    )
 
 
 def test_padding_does_not_count():

@@ -16,7 +16,9 @@ def ranks(size, **options):
     return [Plan(rank=rank, size=size, **options) for rank in range(size)]
 
 
-@pytest.mark.parametrize(("length", "size", "batch"), list(itertools.product((1, 7, 64, 1030), (1, 2, 3, 4), (1, 5, 16))))
+@pytest.mark.parametrize(
+    ("length", "size", "batch"), list(itertools.product((1, 7, 64, 1030), (1, 2, 3, 4), (1, 5, 16)))
+)
 def test_padded_every_sample_once_and_equal_steps(length, size, batch):
     plans = ranks(size, length=length, batch_size=batch, seed=3, shuffle=True, tail="pad")
     assert len({plan.steps() for plan in plans}) == 1

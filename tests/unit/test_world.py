@@ -30,7 +30,9 @@ def test_four_ranks_on_two_hosts():
 
 def test_master_has_paddles_precedence():
     assert World.from_env({**FOUR, "PADDLE_MASTER": "10.0.0.9:1"}).master == "10.0.0.9:1"
-    assert World.from_env({**FOUR, "PADDLE_MASTER": "10.0.0.9:1", "MASTER_ADDR": "h", "MASTER_PORT": "2"}).master == "h:2"
+    assert (
+        World.from_env({**FOUR, "PADDLE_MASTER": "10.0.0.9:1", "MASTER_ADDR": "h", "MASTER_PORT": "2"}).master == "h:2"
+    )
 
 
 def test_frozen():
@@ -50,7 +52,10 @@ def test_frozen():
         ({"PADDLE_TRAINERS_NUM": "x"}, "not a whole number"),
         ({"PADDLE_CURRENT_ENDPOINT": "127.0.1.1:6070"}, "--host"),
         ({"PADDLE_TRAINER_ENDPOINTS": "a:1,a:1,a:2,a:3", "PADDLE_CURRENT_ENDPOINT": "a:2"}, "more than once"),
-        ({"PADDLE_TRAINER_ENDPOINTS": "a:1,b,c:2,d:3", "PADDLE_CURRENT_ENDPOINT": "c:2"}, "'b', which is not `ip:port`"),
+        (
+            {"PADDLE_TRAINER_ENDPOINTS": "a:1,b,c:2,d:3", "PADDLE_CURRENT_ENDPOINT": "c:2"},
+            "'b', which is not `ip:port`",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(change, message):

@@ -1,0 +1,119 @@
+"""What is exported is what was trained."""
+
+import json
+from pathlib import Path
+
+from tests.harness import run, run_raising
+
+
+def exported(path, where=None):
+    import numpy as np
+    import paddle
+
+    import ppfleet
+    from ppfleet.export import Predictor, find_model
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = blocks.small_conv()
+    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    stamp = job.export(wrapped, [None, 3, 32, 32], where, classes=["a", "b"], preprocessing={"mean": [0.5]})
+    again = job.export(wrapped, [None, 3, 32, 32], where)
+    program, weights = find_model(where or f"{path}/export")
+    pictures = np.random.RandomState(0).standard_normal((7, 3, 32, 32)).astype("float32")
+    (answer,) = Predictor(program, weights)([pictures])
+    net.eval()
+    error = float(np.abs(answer - net(paddle.to_tensor(pictures)).numpy()).max())
+    return {
+        "stamp": stamp,
+        "again": "classes" in again,
+        "program": program.name,
+        "error": error,
+        "training": wrapped.training,
+    }
+
+
+def test_exported_on_1_and_2_ranks(tmp_path):
+    import hashlib
+
+    import numpy as np
+
+    for ranks in (1, 2):
+        target = tmp_path / f"export{ranks}"
+        ends = run(exported, ranks, tmp_path / "out", str(tmp_path / f"run{ranks}"), str(target))
+        for end in ends:
+            assert end["error"] < 1e-4 and not end["again"]
+            assert end["stamp"]["classes"] == ["a", "b"] and end["stamp"]["preprocessing"] == {"mean": [0.5]}
+            assert end["stamp"]["inputs"] == [{"name": "x", "shape": [-1, 3, 32, 32], "dtype": "float32"}]
+            assert end["stamp"]["parity"]["batches"] == [1, 4] and end["stamp"]["parity"]["largest_error"] <= 1e-4
+            assert end["program"] in ("inference.json", "inference.pdmodel")
+        stamp = json.loads((target / "export.json").read_text())
+        for name, digest in stamp["sha256"].items():
+            assert hashlib.sha256((target / name).read_bytes()).hexdigest() == digest
+        stored = np.load(target / "parity.npz")
+        assert stored["input0_batch1"].shape == (1, 3, 32, 32) and stored["output0_batch4"].shape == (4, 10)
+        assert not list(tmp_path.glob(".tmp-*"))
+
+
+def other_answer(path, what):
+    import paddle
+    from paddle import nn
+
+    import ppfleet
+
+    class Odd(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Linear(4, 4)
+
+        def forward(self, x):
+            if what == "random":
+                return self.inside(x) + paddle.rand([1])
+            return (
+                self.inside(x).reshape([1, -1]) if what == "batch" and not paddle.in_dynamic_mode() else self.inside(x)
+            )
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = Odd()
+    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    if what == "fixed":
+        return job.export(wrapped, [8, 4])
+    if what == "nonsense":
+        return job.export(wrapped, ["a"])
+    return job.export(wrapped, [None, 4])
+
+
+def test_a_static_model_that_answers_differently_is_not_exported(tmp_path):
+    for ranks in (1, 2):
+        for kind, message in run_raising(other_answer, ranks, tmp_path / "out", str(tmp_path / "run"), "random"):
+            assert kind == "ExportError" and "answers differently" in message
+    assert not (tmp_path / "run/export").exists()
+    assert not list((tmp_path / "run").glob(".tmp-*"))
+
+
+def test_a_fixed_batch_and_nonsense_are_refused(tmp_path):
+    ((kind, message),) = run_raising(other_answer, 1, tmp_path / "out", str(tmp_path / "run"), "fixed")
+    assert kind == "ExportError" and "leave it None" in message
+    ((kind, message),) = run_raising(other_answer, 1, tmp_path / "out", str(tmp_path / "run"), "nonsense")
+    assert kind == "ExportError" and "neither a shape like [None, 3, 224, 224]" in message
+
+
+def find(path):
+    from ppfleet.errors import ExportError
+    from ppfleet.export import find_model
+
+    try:
+        return find_model(path)[0].name
+    except ExportError as failure:
+        return str(failure)
+
+
+def test_models_of_either_paddle_are_found(tmp_path):
+    for suffix in (".json", ".pdmodel"):
+        directory = tmp_path / suffix
+        directory.mkdir()
+        (directory / f"inference{suffix}").write_text("")
+        assert "holds no exported model" in run(find, 1, tmp_path / "out", str(directory))[0]
+        (directory / "inference.pdiparams").write_text("")
+        assert run(find, 1, tmp_path / "out", str(directory)) == [f"inference{suffix}"]
+    assert isinstance(directory, Path)

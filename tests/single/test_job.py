@@ -1,0 +1,254 @@
+"""The facade in one process: progress, settings, files, names, misuse."""
+
+import json
+import re
+
+from tests.harness import run, start
+
+
+def train(path, options, build_another_first=False, epochs=2):
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from ppfleet import metrics, state
+    from tests import blocks
+
+    if build_another_first:
+        blocks.with_batch_norm()  # a teacher: Paddle's generated names are other ones now
+    job = ppfleet.Job(path, device="cpu", seed=1, log_every=4, **options)
+    net = blocks.with_batch_norm()
+    rate = paddle.optimizer.lr.CosineAnnealingDecay(0.02, T_max=10)
+    wrapped, adam = job.prepare(net, paddle.optimizer.AdamW(rate, parameters=net.parameters()))
+    job.settings["lr_rule"] = "0.02, cosine"
+    train, val = job.loader(blocks.Points(128), 16, shuffle=True), job.loader(blocks.Points(100), 16)
+    job.resume()
+    started = job.step
+    for _ in job.epochs(epochs):
+        for points, labels in job.steps(train):
+            job.backward(F.cross_entropy(wrapped(points), labels))
+        rate.step()
+        job.save(**job.evaluate(wrapped, val, top1=metrics.top1))
+    job.close()
+    return {"weights": state.fingerprint(net), "started": started, "best": job.best}
+
+
+def test_the_run_directory(tmp_path):
+    (end,) = start(train, 1, tmp_path / "out", str(tmp_path / "run"), {}).wait()
+    assert end.code == 0, end.output
+    files = {
+        p.relative_to(tmp_path / "run").as_posix() for p in (tmp_path / "run").rglob("*") if "vdlrecords" not in p.name
+    }
+    assert {
+        "settings.json",
+        "latest.pdparams",
+        "best.pdparams",
+        "logs/rank0.log",
+        "visualdl",
+        "checkpoints/latest",
+        "checkpoints/best",
+    } <= files
+    assert not [name for name in files if ".tmp" in name]
+    settings = json.loads((tmp_path / "run/settings.json").read_text())
+    assert settings["global_batch"] == 16 and settings["samples"] == 128 and settings["lr_rule"] == "0.02, cosine"
+    assert (
+        settings["optimizer"]["schedule"] == "CosineAnnealingDecay" and settings["optimizer"]["learning_rate"] == 0.02
+    )
+    assert end.output.count("global_batch=16") == 1
+    lines = [line for line in end.output.splitlines() if "batch_cost" in line]
+    form = (
+        r"epoch: \[\d/2\], step: \[\d/8\], loss: [\d.e-]+, lr: [\d.e-]+, batch_cost: [\d.]+ s, reader_cost: [\d.]+ s, "
+        r"ips: [\d.]+ samples/s, eta: \d:\d\d:\d\d$"
+    )
+    assert len(lines) == 4 and all(re.search(form, line) for line in lines), lines
+    assert [line.split("] ", 1)[1] for line in lines] == [
+        line.split("] ", 1)[1]
+        for line in (tmp_path / "run/logs/rank0.log").read_text().splitlines()
+        if "batch_cost" in line
+    ]
+
+
+def scalars(path):
+    import glob
+
+    from visualdl import LogReader
+
+    (file,) = glob.glob(f"{path}/visualdl/vdlrecords*")  # noqa: PTH207
+    reader = LogReader(file_path=file)
+    return {
+        tag: [(point.id, point.value) for point in reader.get_data("scalar", tag)]
+        for tag in reader.get_tags()["scalar"]
+    }
+
+
+def test_visualdl_scalars(tmp_path):
+    run(train, 1, tmp_path / "out", str(tmp_path / "run"), {})
+    (tags,) = run(scalars, 1, tmp_path / "out", str(tmp_path / "run"))
+    assert {"train/loss", "train/lr", "train/ips", "train/batch_cost", "train/reader_cost", "eval/top1"} <= set(tags)
+    assert [step for step, _ in tags["train/loss"]] == [4, 8, 12, 16]
+    assert [step for step, _ in tags["eval/top1"]] == [8, 16]
+
+
+def test_optimizer_state_survives_a_model_built_first(tmp_path):
+    (whole,) = run(train, 1, tmp_path / "out", str(tmp_path / "whole"), {}, False, 3)
+    run(train, 1, tmp_path / "out", str(tmp_path / "run"), {}, False, 1)
+    (resumed,) = run(train, 1, tmp_path / "out", str(tmp_path / "run"), {}, True, 3)
+    assert resumed["started"] == 8 and resumed["weights"] == whole["weights"]
+
+
+def names_in(path):
+    from safetensors import safe_open
+
+    with safe_open(path, framework="np") as stream:
+        return sorted(stream.keys())
+
+
+def test_optimizer_state_has_structured_names(tmp_path):
+    run(train, 1, tmp_path / "out", str(tmp_path / "run"), {}, True, 1)
+    (names,) = run(names_in, 1, tmp_path / "out", str(tmp_path / "run/checkpoints/latest/optimizer.safetensors"))
+    assert {"0.weight/moment1", "0.weight/moment2", "4.bias/beta1_pow_acc"} <= {
+        name.replace("_0", "") for name in names
+    }, names
+
+
+def other_tools(path):
+    import numpy as np
+    import paddle
+
+    from ppfleet import pdparams
+    from tests import blocks
+
+    loaded = paddle.load(f"{path}/latest.pdparams")
+    net = blocks.with_batch_norm()
+    missing = net.set_state_dict(loaded)
+    ours = pdparams.load(f"{path}/latest.pdparams")
+    return [str(missing), all(np.array_equal(ours[name], value.numpy()) for name, value in net.state_dict().items())]
+
+
+def test_latest_pdparams_is_read_by_paddle_and_by_the_restricted_reader(tmp_path):
+    run(train, 1, tmp_path / "out", str(tmp_path / "run"), {}, False, 1)
+    assert run(other_tools, 1, tmp_path / "out", str(tmp_path / "run")) == [["([], [])", True]]
+
+
+def loads(path, source):
+    import paddle
+    from paddle import nn
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=9)
+    same = blocks.with_batch_norm()
+    job.prepare(same, paddle.optimizer.SGD(0.1, parameters=same.parameters()))
+    before = same[0].weight.numpy().copy()
+    left_out = job.load(source)
+    changed = bool((before != same[0].weight.numpy()).any())
+    other = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1D(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 3))
+    job = ppfleet.Job(f"{path}2", device="cpu", seed=9)
+    job.prepare(other, paddle.optimizer.SGD(0.1, parameters=other.parameters()))
+    try:
+        job.load(source)
+        strict = "nothing"
+    except ppfleet.FleetError as failure:
+        strict = str(failure)
+    return [left_out, changed, strict, job.load(source, strict=False)]
+
+
+def test_weights_to_start_from(tmp_path):
+    run(train, 1, tmp_path / "out", str(tmp_path / "run"), {}, False, 1)
+    for name in ("latest.pdparams", "checkpoints/latest/model.safetensors"):
+        ((left_out, changed, strict, loose),) = run(
+            loads, 1, tmp_path / "out", str(tmp_path / "other"), str(tmp_path / "run" / name)
+        )
+        assert left_out == [] and changed
+        assert "4.weight has shape [64, 10], the model's [64, 3]" in strict
+        assert len(loose) == 2 and all(part.startswith("4.") for part in loose)
+
+
+def misuse(path):
+    import paddle
+
+    import ppfleet
+    from tests import blocks
+
+    said = []
+
+    def attempt(call):
+        try:
+            call()
+            said.append("nothing")
+        except ppfleet.FleetError as failure:
+            said.append(str(failure))
+
+    job = ppfleet.Job(path, device="cpu", accumulate=2)
+    net = blocks.mlp()
+    sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+    attempt(lambda: next(job.steps(None)))
+    attempt(lambda: job.backward(paddle.ones([1])))
+    attempt(lambda: job.save())
+    attempt(lambda: job.prepare(paddle.DataParallel(net), sgd))
+    attempt(lambda: job.prepare(net, paddle.optimizer.SGD(0.1, parameters=blocks.mlp().parameters())))
+    job.prepare(net, sgd)
+    attempt(lambda: job.prepare(net, sgd))
+    data = job.loader(blocks.Points(64), 8, shuffle=True)
+    for number, (points, _) in enumerate(job.steps(data)):
+        if number == 0:
+            attempt(lambda points=points: job.backward(net(points)))
+            job.backward(net(points).mean())
+            attempt(lambda: job.save())
+            attempt(lambda points=points: job.backward(net(points).mean()))
+            continue
+        break
+    attempt(lambda: next(job.steps(data)))
+    attempt(lambda: job.evaluate(net, data))
+    attempt(lambda: job.save(mode="most"))
+    attempt(lambda: job.resume(f"{path}/none"))
+    attempt(lambda: job.evaluate(net, data, mean=lambda output, label: output.mean()))
+    return said
+
+
+def test_misuse_is_explained(tmp_path):
+    (said,) = run(misuse, 1, tmp_path / "out", str(tmp_path / "run"))
+    parts = (
+        "job.steps needs a model: call job.prepare",
+        "job.backward needs a model",
+        "job.save needs a model",
+        "plain model",
+        "holds none of the model's parameters",
+        "one model with one optimizer",
+        "single number",
+        "in the middle of a step (1 of 2 batches)",
+        "once for each batch",
+        "ran before in epoch 0",
+        "at least one metric",
+        "neither max nor min",
+        "manifest.json is missing",
+        "one value per sample",
+    )
+    assert len(said) == len(parts)
+    for message, part in zip(said, parts):
+        assert part in message, (message, part)
+
+
+def test_best_follows_the_first_metric(tmp_path):
+    (end,) = run(best, 1, tmp_path / "out", str(tmp_path / "run"))
+    assert end == [0.9, "000002-step-0", 0.1, "000003-step-0"]
+
+
+def best(path):
+    from pathlib import Path
+
+    import paddle
+
+    import ppfleet
+    from tests import blocks
+
+    seen = []
+    for mode, name in (("max", "top1"), ("min", "loss")):
+        job = ppfleet.Job(f"{path}-{mode}", device="cpu")
+        net = blocks.mlp()
+        job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+        for value in (0.5, 0.9, 0.1, float("nan")):
+            job.save(mode=mode, **{name: value})
+        seen += [job.best, Path(f"{path}-{mode}/checkpoints/best").resolve().name]
+    return seen

@@ -1,0 +1,200 @@
+"""Loading in one process and with workers."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from tests.harness import run
+
+
+def batches(workers, epoch):
+    from ppfleet.loader import make_loader
+    from tests import blocks
+
+    plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": True, "tail": "drop"}
+    loader = make_loader(blocks.Points(64, augment=True), plan, workers)
+    loader.epoch = epoch
+    return [points.numpy().tolist() for points, _ in loader]
+
+
+def test_augmentation_depends_on_seed_epoch_and_index_alone(tmp_path):
+    (none,), (two,), (other,) = (run(batches, 1, tmp_path, *arguments) for arguments in ((0, 0), (2, 0), (0, 1)))
+    assert none == two
+    assert none != other
+    flat = [tuple(point) for batch in none for point in batch]
+    assert len(set(flat)) == 64
+
+
+def streams(rank, size, tail, position):
+    import paddle
+
+    from ppfleet.loader import make_loader
+
+    class Stream(paddle.io.IterableDataset):
+        def __iter__(self):
+            for number in range(29):
+                yield np.float32(number), np.float32(np.random.uniform())
+
+    loader = make_loader(
+        Stream(), {"batch_size": 4, "rank": rank, "size": size, "seed": 3, "shuffle": False, "tail": tail}
+    )
+    loader.position = position
+    out = []
+    for numbers, noise in loader:
+        real = int(loader.mask.sum())
+        out.append([numbers.numpy()[:real].tolist(), noise.numpy()[:real].tolist()])
+    return out
+
+
+def test_a_stream_is_cut_into_equal_steps_without_loss(tmp_path):
+    one = run(streams, 1, tmp_path, 0, 1, "pad", 0)[0]
+    parts = [run(streams, 1, tmp_path, rank, 3, "pad", 0)[0] for rank in range(3)]
+    assert len({len(part) for part in parts}) == 1
+    seen = dict(pair for part in parts for numbers, noise in part for pair in zip(numbers, noise))
+    assert seen == dict(pair for numbers, noise in one for pair in zip(numbers, noise))
+    assert sorted(seen) == list(range(29))
+    assert [len(part) for part in (run(streams, 1, tmp_path, rank, 3, "drop", 0)[0] for rank in range(3))] == [2, 2, 2]
+    resumed = run(streams, 1, tmp_path, 0, 1, "pad", 24)[0]
+    assert resumed == one[6:]
+
+
+def refusals():
+    import paddle
+
+    from ppfleet.errors import DataError
+    from ppfleet.loader import make_loader
+    from tests import blocks
+
+    class Stream(paddle.io.IterableDataset):
+        def __iter__(self):
+            yield 1
+
+    plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    said = []
+    for dataset, changes, workers in (
+        (Stream(), {"shuffle": True}, 0),
+        (Stream(), {}, 2),
+        (7, {}, 0),
+        (blocks.Points(8), {}, -1),
+        (blocks.Points(8), {"batch_size": 0}, 0),
+    ):
+        try:
+            make_loader(dataset, {**plan, **changes}, workers)
+            said.append("nothing")
+        except DataError as failure:
+            said.append(str(failure))
+    return said
+
+
+def test_what_cannot_work_is_refused_with_advice(tmp_path):
+    (said,) = run(refusals, 1, tmp_path)
+    for message, part in zip(
+        said, ("map-style Dataset", "map-style Dataset", "int is no data set", "workers=-1", "batch_size=0")
+    ):
+        assert part in message
+
+
+def shared_memory():
+    import shutil
+    from collections import namedtuple
+
+    from ppfleet import loader as module
+    from ppfleet import log
+    from tests import blocks
+
+    said = []
+    log.say = said.append
+    real = shutil.disk_usage
+    module.shutil.disk_usage = lambda path: (
+        namedtuple("usage", "total used free")(64 << 20, 64 << 20, 4096) if path == "/dev/shm" else real(path)
+    )
+    plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    small = module.make_loader(blocks.Pictures(32), plan, workers=2)
+    count = sum(len(labels) for _, labels in small)
+    count += sum(len(labels) for _, labels in small)
+    return [count, said]
+
+
+def test_too_little_shared_memory_is_said_once_and_avoided(tmp_path):
+    ((count, said),) = run(shared_memory, 1, tmp_path)
+    assert count == 64
+    assert len(said) == 1 and "/dev/shm has 0 MB free" in said[0] and "pipes" in said[0]
+
+
+def orphans(path):
+    import os
+    import signal
+    from pathlib import Path
+
+    from ppfleet.loader import make_loader
+    from tests import blocks
+
+    plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    for _ in make_loader(blocks.Points(4096), plan, workers=2):
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        workers = [c for c in children if "tests.harness" in Path(f"/proc/{c}/cmdline").read_text()]
+        Path(path).write_text(" ".join(workers))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_die_with_a_killed_training_process(tmp_path):
+    from tests.harness import start
+
+    (end,) = start(orphans, 1, tmp_path / "out", str(tmp_path / "workers")).wait(60)
+    assert end.code == -9
+    workers = (tmp_path / "workers").read_text().split()
+    assert len(workers) == 2
+    deadline = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in workers) and time.monotonic() < deadline:  # noqa: PTH110
+        time.sleep(0.05)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)  # noqa: PTH110
+
+
+def failing_worker():
+    from ppfleet.loader import make_loader
+    from tests import blocks
+
+    class Broken(blocks.Points):
+        def __getitem__(self, index):
+            if index == 13:
+                raise ValueError("picture 13 is broken")
+            return super().__getitem__(index)
+
+    plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    return [len(labels) for _, labels in make_loader(Broken(32), plan, workers=2)]
+
+
+def test_an_exception_in_a_worker_reaches_the_loop(tmp_path):
+    from tests.harness import start
+
+    (end,) = start(failing_worker, 1, tmp_path).wait(60)
+    assert end.error is not None and "picture 13 is broken" in end.error[1] + end.output
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_dictionaries_and_strings_pass_through(tmp_path, workers):
+    (seen,) = run(dictionaries, 1, tmp_path, workers)
+    assert seen == {"x": [[0.0, 1.0, 2.0, 3.0]], "tensor": True, "names": ["a0", "a1", "a2", "a3"]}
+
+
+def dictionaries(workers):
+    import paddle
+
+    from ppfleet.loader import make_loader
+
+    class Named(paddle.io.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return {"x": np.float32(index), "name": f"a{index}"}
+
+    plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    (batch,) = list(make_loader(Named(), plan, workers))
+    return {
+        "x": [batch["x"].numpy().tolist()],
+        "tensor": isinstance(batch["x"], paddle.Tensor),
+        "names": list(batch["name"]),
+    }

@@ -186,9 +186,10 @@ class Exchange:
         tail[3 * rank : 3 * rank + 3] = loss if math.isfinite(loss) else 0.0, not finite, rate
         self._tail.copy_(paddle.to_tensor(tail), True)
         self.comm.all_reduce(self.flat, "all-reduce of gradients")
-        table = self._tail.numpy()
+        table = self._tail.clone().numpy()  # numpy() of a view would copy the whole buffer
         if self._gradients is not None:
-            self._sums.scale_(1.0 / size)
+            if size > 1:
+                self._sums.scale_(1.0 / size)
             self._hand_back(table[3 * size :])
         return Vitals(table[: 3 * size].reshape(size, 3))
 

@@ -1,0 +1,173 @@
+"""What a step through `Job` costs against the same loop written by hand, interleaved step by step in one run.
+
+    python benchmarks/overhead.py                 # 1 and 2 ranks, batch 16, 64x64, MobileNetV3-small
+
+Both loops are alive in the same processes and take turns, so that a noisy machine disturbs both alike; the figure is
+the median over pairs of neighbouring steps. Then the time and size of a checkpoint against `paddle.save`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="1,2", help="numbers of ranks to measure (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=150, help="pairs of steps to measure (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="a rank (default: %(default)s)")
+    parser.add_argument("--image-size", type=int, default=64, help="pixels (default: %(default)s)")
+    parser.add_argument("--output", default="output/bench/overhead.json", help="the figures (default: %(default)s)")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return measure(arguments)
+
+    results = []
+    for ranks in [int(number) for number in arguments.ranks.split(",")]:
+        results.append(launch(ranks, arguments))
+        show(results[-1])
+    output = Path(arguments.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
+    print(f"\n{machine()}; figures in {output}")
+    return 0
+
+
+def launch(ranks: int, arguments: argparse.Namespace) -> dict:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    endpoints = [f"127.0.0.1:{port + rank}" for rank in range(ranks)]
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "result.json"
+        processes = []
+        for rank in range(ranks):
+            env = dict(os.environ, OMP_NUM_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore")
+            if ranks > 1:
+                env.update(
+                    PADDLE_TRAINER_ID=str(rank),
+                    PADDLE_TRAINERS_NUM=str(ranks),
+                    PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
+                    PADDLE_CURRENT_ENDPOINT=endpoints[rank],
+                )
+            processes.append(subprocess.Popen([sys.executable, *sys.argv, "--worker", str(result)], env=env))
+        if any([process.wait() for process in processes]):
+            raise SystemExit("a rank of the benchmark failed")
+        return json.loads(result.read_text())
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    import numpy as np
+    import paddle
+    import paddle.nn.functional as F
+    from paddle.vision.models import mobilenet_v3_small
+
+    import ppfleet
+
+    class Pictures(paddle.io.Dataset):
+        def __init__(self) -> None:
+            shape = (64, 3, arguments.image_size, arguments.image_size)
+            self.pictures = np.random.RandomState(0).standard_normal(shape).astype("float32")
+
+        def __len__(self) -> int:
+            return 10**6
+
+        def __getitem__(self, index: int):
+            return self.pictures[index % 64], np.int64(index % 10)
+
+    def make():
+        net = mobilenet_v3_small(num_classes=10)
+        return net, paddle.optimizer.Momentum(0.01, parameters=net.parameters(), weight_decay=1e-4)
+
+    scratch = Path(arguments.worker).parent
+    job = ppfleet.Job(scratch / "run", device="cpu", log_every=10**9)
+    ours, our_optimizer = job.prepare(*make())
+    data = job.loader(Pictures(), arguments.batch_size, shuffle=True)
+
+    def through_job():
+        for pictures, labels in job.steps(data):
+            job.backward(F.cross_entropy(ours(pictures), labels))
+            yield
+
+    plain, plain_optimizer = make()
+    by_hand_net = plain if job.world.alone else paddle.DataParallel(plain)
+    sampler = paddle.io.DistributedBatchSampler(Pictures(), arguments.batch_size, shuffle=True, drop_last=True)
+    loader = paddle.io.DataLoader(Pictures(), batch_sampler=sampler, num_workers=0)
+
+    def by_hand():
+        for pictures, labels in loader:
+            loss = F.cross_entropy(by_hand_net(pictures), labels)
+            loss.backward()
+            plain_optimizer.step()
+            plain_optimizer.clear_grad()
+            yield
+
+    loops = {"job": through_job(), "hand": by_hand()}
+    times = {name: [] for name in loops}
+    for pair in range(arguments.pairs + 10):
+        for name in ("job", "hand") if pair % 2 else ("hand", "job"):
+            began = time.perf_counter()
+            next(loops[name])
+            if pair >= 10:  # the first steps allocate
+                times[name].append(time.perf_counter() - began)
+    loops["job"].close()
+
+    saves = {"job": [], "paddle": []}
+    for _ in range(7):
+        began = time.perf_counter()
+        job.save()
+        saves["job"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        if job.world.first:
+            paddle.save(plain.state_dict(), str(scratch / "plain.pdparams"))
+            paddle.save(plain_optimizer.state_dict(), str(scratch / "plain.pdopt"))
+        saves["paddle"].append(time.perf_counter() - began)
+    if job.world.first:
+        checkpoint = (scratch / "run/checkpoints/latest").resolve()
+        quarters = statistics.quantiles([a / b for a, b in zip(times["job"], times["hand"])], n=4)
+        result = {
+            "ranks": job.world.size,
+            "step_ms": {name: 1000 * statistics.median(values) for name, values in times.items()},
+            "ratio": statistics.median(times["job"]) / statistics.median(times["hand"]),
+            "ratio_of_pairs": {"median": quarters[1], "quartiles": [quarters[0], quarters[2]]},
+            "save_ms": {name: 1000 * statistics.median(values) for name, values in saves.items()},
+            "save_mb": {
+                "job": sum(part.stat().st_size for part in checkpoint.iterdir()) / 1e6,
+                "paddle": sum((scratch / name).stat().st_size for name in ("plain.pdparams", "plain.pdopt")) / 1e6,
+            },
+            "pairs": arguments.pairs,
+            "paddle": paddle.__version__,
+        }
+        Path(arguments.worker).write_text(json.dumps(result))
+    return 0
+
+
+def show(result: dict) -> None:
+    pairs = result["ratio_of_pairs"]
+    print(
+        f"{result['ranks']} rank(s): step {result['step_ms']['job']:.1f} ms through Job, {result['step_ms']['hand']:.1f} ms by hand; "
+        f"ratio {pairs['median']:.3f} (quartiles {pairs['quartiles'][0]:.3f} to {pairs['quartiles'][1]:.3f}, {result['pairs']} pairs)\n"
+        f"           save {result['save_ms']['job']:.0f} ms, {result['save_mb']['job']:.1f} MB "
+        f"(flushed to disk, hashed, read back, plus latest.pdparams); "
+        f"paddle.save {result['save_ms']['paddle']:.0f} ms, {result['save_mb']['paddle']:.1f} MB",
+        flush=True,
+    )
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

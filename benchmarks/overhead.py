@@ -62,7 +62,8 @@ def launch(ranks: int, arguments: argparse.Namespace) -> dict:
                     PADDLE_CURRENT_ENDPOINT=endpoints[rank],
                 )
             processes.append(subprocess.Popen([sys.executable, *sys.argv, "--worker", str(result)], env=env))
-        if any([process.wait() for process in processes]):
+        codes = [process.wait() for process in processes]
+        if any(codes):
             raise SystemExit("a rank of the benchmark failed")
         return json.loads(result.read_text())
 
@@ -154,13 +155,13 @@ def measure(arguments: argparse.Namespace) -> int:
 
 
 def show(result: dict) -> None:
-    pairs = result["ratio_of_pairs"]
+    step, save, size = result["step_ms"], result["save_ms"], result["save_mb"]
+    median, (low, high) = result["ratio_of_pairs"]["median"], result["ratio_of_pairs"]["quartiles"]
     print(
-        f"{result['ranks']} rank(s): step {result['step_ms']['job']:.1f} ms through Job, {result['step_ms']['hand']:.1f} ms by hand; "
-        f"ratio {pairs['median']:.3f} (quartiles {pairs['quartiles'][0]:.3f} to {pairs['quartiles'][1]:.3f}, {result['pairs']} pairs)\n"
-        f"           save {result['save_ms']['job']:.0f} ms, {result['save_mb']['job']:.1f} MB "
-        f"(flushed to disk, hashed, read back, plus latest.pdparams); "
-        f"paddle.save {result['save_ms']['paddle']:.0f} ms, {result['save_mb']['paddle']:.1f} MB",
+        f"{result['ranks']} rank(s): step {step['job']:.1f} ms through Job, {step['hand']:.1f} ms by hand; "
+        f"ratio {median:.3f} (quartiles {low:.3f} to {high:.3f} of {result['pairs']} pairs)\n"
+        f"           save {save['job']:.0f} ms, {size['job']:.1f} MB (flushed, hashed, read back, plus latest.pdparams); "
+        f"paddle.save {save['paddle']:.0f} ms, {size['paddle']:.1f} MB",
         flush=True,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle.base.layer_helper import LayerHelper
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -84,11 +85,8 @@ def load_optimizer(optimizer: Any, parameters: dict[str, Any], arrays: Arrays, s
         raise CheckpointError(
             f"{source} holds optimizer state of {', '.join(unknown[:8])}, which the model does not have"
         )
-    # The order in which accumulators are created does not matter; that exactly the stored parameters get them does:
-    # one that never had a gradient has none.
-    optimizer._create_accumulators(
-        paddle.base.framework.default_main_program().global_block(), [parameters[o] for o in owners]
-    )
+    # Exactly the stored ones: a parameter that never had a gradient has none.
+    create_accumulators(optimizer, [parameters[owner] for owner in owners])
     current = optimizer_arrays(optimizer)
     missing, extra = sorted(set(current) - set(arrays)), sorted(set(arrays) - set(current))
     if missing or extra:
@@ -101,6 +99,13 @@ def load_optimizer(optimizer: Any, parameters: dict[str, Any], arrays: Arrays, s
             _assign(tensor, arrays[f"{owner.replace(_master_suffix(owner), '')}/{kind}"])
     for owner, tensor in getattr(optimizer, "_master_weights", {}).items():
         _assign(tensor, arrays[f"{owner}/{_MASTER}"])
+
+
+def create_accumulators(optimizer: Any, parameters: list[Any]) -> None:
+    """What the optimizer's first step would do; an accumulator that is there already is left alone."""
+    if optimizer.helper is None:  # Paddle 2.6 makes it at the first step
+        optimizer.helper = LayerHelper(type(optimizer).__name__)
+    optimizer._create_accumulators(paddle.base.framework.default_main_program().global_block(), parameters)
 
 
 def schedule_state(optimizer: Any) -> dict[str, Any]:

@@ -70,6 +70,28 @@ def with_batch_norm() -> nn.Layer:
     return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1D(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
 
 
+class Random(nn.Layer):
+    """Never answers the same twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inside(x) + paddle.rand([1])
+
+
+class Unexportable(nn.Layer):
+    """Leaves Paddle for NumPy, which a static graph cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inside(paddle.to_tensor(np.sort(x.numpy())))
+
+
 def train(
     directory: str,
     epochs: int = 2,

@@ -57,30 +57,14 @@ def test_exported_on_1_and_2_ranks(tmp_path):
 
 def other_answer(path, what):
     import paddle
-    from paddle import nn
 
     import ppfleet
-
-    class Odd(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.inside = nn.Linear(4, 4)
-
-        def forward(self, x):
-            if what == "random":
-                return self.inside(x) + paddle.rand([1])
-            return (
-                self.inside(x).reshape([1, -1]) if what == "batch" and not paddle.in_dynamic_mode() else self.inside(x)
-            )
+    from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=1)
-    net = Odd()
+    net = blocks.Unexportable() if what == "unexportable" else blocks.Random()
     wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
-    if what == "fixed":
-        return job.export(wrapped, [8, 4])
-    if what == "nonsense":
-        return job.export(wrapped, ["a"])
-    return job.export(wrapped, [None, 4])
+    return job.export(wrapped, {"fixed": [8, 4], "nonsense": ["a"]}.get(what, [None, 4]))
 
 
 def test_a_static_model_that_answers_differently_is_not_exported(tmp_path):
@@ -89,6 +73,11 @@ def test_a_static_model_that_answers_differently_is_not_exported(tmp_path):
             assert kind == "ExportError" and "answers differently" in message
     assert not (tmp_path / "run/export").exists()
     assert not list((tmp_path / "run").glob(".tmp-*"))
+
+
+def test_a_model_that_paddle_cannot_export_is_an_export_error_everywhere(tmp_path):
+    for kind, message in run_raising(other_answer, 2, tmp_path / "out", str(tmp_path / "run"), "unexportable"):
+        assert kind == "ExportError" and "Paddle cannot make a static model of this" in message
 
 
 def test_a_fixed_batch_and_nonsense_are_refused(tmp_path):

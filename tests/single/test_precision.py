@@ -105,7 +105,7 @@ def half_precision_state():
         return net, parameters, paddle.optimizer.Adam(0.1, parameters=net.parameters(), multi_precision=True)
 
     net, parameters, adam = make(1)
-    adam._create_accumulators(paddle.base.framework.default_main_program().global_block(), list(parameters.values()))
+    state.create_accumulators(adam, list(parameters.values()))
     model, moments = state.to_bytes(state.model_arrays(net)), state.to_bytes(state.optimizer_arrays(adam))
     other, others, fresh = make(2)
     differed = state.fingerprint(net) != state.fingerprint(other)

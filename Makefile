@@ -17,10 +17,11 @@ help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## */\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(VENV)    ## train the example on 2 processes, evaluate it, export it, and answer from the exported model
+	rm -rf output/demo
 	$(PY) -m paddle.distributed.launch --nproc_per_node $(RANKS) --log_dir output/demo/launch examples/digits.py --output-dir output/demo
 	$(PY) examples/answer.py output/demo/export
 
-test: $(VENV)    ## lint-free unit, single-process and multi-rank tests (under 15 minutes on 2 cores)
+test: $(VENV)    ## unit, single-process and multi-rank tests (under 15 minutes on 2 cores)
 	$(PY) -m pytest tests -m "not slow"
 
 test-all: $(VENV) ## everything, the slow tests too

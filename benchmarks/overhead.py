@@ -160,7 +160,7 @@ def show(result: dict) -> None:
     print(
         f"{result['ranks']} rank(s): step {step['job']:.1f} ms through Job, {step['hand']:.1f} ms by hand; "
         f"ratio {median:.3f} (quartiles {low:.3f} to {high:.3f} of {result['pairs']} pairs)\n"
-        f"           save {save['job']:.0f} ms, {size['job']:.1f} MB (flushed, hashed, read back, plus latest.pdparams); "
+        f"  save {save['job']:.0f} ms, {size['job']:.1f} MB (flushed, hashed, read back, and latest.pdparams); "
         f"paddle.save {save['paddle']:.0f} ms, {size['paddle']:.1f} MB",
         flush=True,
     )

@@ -7,11 +7,13 @@ interrupted, and fails as soon as rank 0 dies.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ from ppfleet.world import World
 T = TypeVar("T")
 DEVICES = ("auto", "cpu", "gpu")
 _SAY_AFTER = 10.0  # seconds of waiting before a message says for whom
+_LOOK_EVERY = 1.0  # seconds between looks for ranks that ended
 # What gloo cannot add up: float16 comes back as inf, the others end the process.
 _GLOO_REFUSES = ("float16", "int16", "complex64", "complex128")
 
@@ -70,6 +73,7 @@ class Comm:
         dist.init_parallel_env()
         self._store = paddle.base.core.create_or_get_global_tcp_store()
         _send_at_once(world)
+        atexit.register(self._leave)
 
     # Tensors
 
@@ -195,15 +199,41 @@ class Comm:
     def _poll(self, key: str, goal: int, what: str) -> None:
         # Polling, not Store.wait: that one blocks in C++, deaf to Ctrl-C and unable to say for whom it waits.
         began, said, pause = time.monotonic(), False, 0.0005
+        look = began + _LOOK_EVERY
         while True:
             with self._translated(what):
                 if self._store.add(key, 0) >= goal:
                     return
+            if time.monotonic() > look:
+                self._check_left(key, what)
+                look = time.monotonic() + _LOOK_EVERY
             if not said and time.monotonic() - began > _SAY_AFTER:
                 said = True
                 log.say(f"{self.world.name()} has waited {_SAY_AFTER:.0f} s in {what} for {self._missing(key, goal)}")
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
+
+    def _leave(self) -> None:
+        """At exit: tell those who may wait for this rank that it will not come, and why."""
+        cause = getattr(sys, "last_value", None)
+        why = f"{type(cause).__name__}: {cause}" if cause is not None else "it ended"
+        with contextlib.suppress(Exception):  # rank 0, and the store with it, may be gone already
+            self._store.set(f"ppfleet/left/{self.world.rank}", json.dumps([self._sections, why]).encode())
+            self._store.add(f"ppfleet/left/{self.world.rank}/count", 1)
+            self._store.add("ppfleet/left", 1)
+
+    def _check_left(self, key: str, what: str) -> None:
+        """Raise if a rank ended before it came to the section that this one waits in."""
+        with self._translated(what):
+            if not self._store.add("ppfleet/left", 0):
+                return
+            for rank in range(self.world.size):
+                if self._store.add(f"ppfleet/left/{rank}/count", 0):
+                    sections, why = json.loads(self._store.get(f"ppfleet/left/{rank}"))
+                    if sections < int(key.split("/")[1]):
+                        raise CommError(
+                            f"{what} cannot go on: {self.world.name(rank)} left before it came there ({why[:500]})"
+                        )
 
     def _missing(self, key: str, goal: int) -> str:
         if goal == 1:

@@ -27,7 +27,7 @@ from paddle import nn
 import ppfleet
 from ppfleet import checkpoint, log, pdparams, rundir, state
 from ppfleet.comm import Comm, choose_device
-from ppfleet.errors import FleetError
+from ppfleet.errors import CheckpointError, FleetError
 from ppfleet.export import export
 from ppfleet.loader import Collate, Loader, make_loader, seed_everything
 from ppfleet.metrics import Totals
@@ -96,6 +96,7 @@ class Job:
         self._stepper: Stepper | None = None
         self._scalars: log.Scalars | None = None
         self._agreed = ""
+        self._order: dict[str, Any] = {}
 
         self._run = rundir.RunDir(self.directory, keep)
         self.comm.on_first(self._run.take, "opening of the run directory")
@@ -213,6 +214,7 @@ class Job:
                 "accumulate needs a data set with a length: a stream's last step cannot be known in advance"
             )
         self._agree(loader)
+        self._check_order(loader)
         self._stepped_epoch = self.epoch
         label = f"epoch: [{self.epoch + 1}/{self._epochs or '?'}]"
         progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
@@ -317,6 +319,7 @@ class Job:
         self.best = score if best else self.best
         facts = {
             **place,
+            "order": self._order,
             "seed": self.seed,
             "ranks": self.world.size,
             "best": self.best,
@@ -351,6 +354,7 @@ class Job:
         facts = rundir.restore(parts, found, self.seed, self._net, stepper.optimizer, self._parameters)
         self.precision.restore(facts["scaler"])
         self.epoch, self._position, self.best = facts["epoch"], facts["position"], facts["best"]
+        self._order = facts["order"]
         stepper.step, stepper.skipped = facts["step"], facts["skipped"]
         stepper.exchange.remember()
         ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.world.size else ""
@@ -414,6 +418,16 @@ class Job:
             log.info(f"{name}: " + ", ".join(f"{key}={value}" for key, value in self.settings[name].items()))
         log.info("settings: " + ", ".join(f"{k}={v}" for k, v in self.settings.items() if not isinstance(v, dict)))
         self.comm.on_first(lambda: self._run.write_settings(text), "writing of settings.json")
+
+    def _check_order(self, loader: Loader) -> None:
+        """The rest of an epoch can only be gone on with in the order in which it was begun."""
+        order = {"samples": loader.plan.length, "shuffle": loader.plan.shuffle}
+        if self._position and self._order != order:
+            raise CheckpointError(
+                f"the checkpoint is from the middle of an epoch of {self._order}, the training set now is {order}: "
+                f"bring the same data, or go on from a checkpoint of an epoch's end"
+            )
+        self._order = order
 
     def _same_statistics(self, model: Any) -> None:
         if self._stepper is not None and model is self._net:

@@ -62,16 +62,15 @@ class Loader:
         return self.plan.steps(self.position)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = list(self.plan.batches(self.epoch, self.position))
-        for batch, data in zip(batches, self._read(batches)):
+        keys = _Keys(self.plan, self.epoch, self.position)
+        for batch, data in zip(self.plan.batches(self.epoch, self.position), self._read(keys)):
             self._expose(batch)
             yield data
         # A pass over a data set starts at its beginning unless the job says otherwise.
         self.position = 0
 
-    def _read(self, batches: list[Batch]) -> Iterator[Any]:
-        keys = [[(self.epoch, index) for index in batch.indices] for batch in batches]
-        if not self._workers or not keys:
+    def _read(self, keys: _Keys) -> Iterator[Any]:
+        if not self._workers or not len(keys):
             # Not Paddle's own path for zero workers: that reads ahead in a thread, and the global generators with it.
             for key in keys:
                 yield to_tensors(self._collate([self._samples[k] for k in key]))
@@ -173,6 +172,20 @@ def make_loader(
             f"{type(dataset).__name__} is no data set: it needs __getitem__ and __len__, or to be an IterableDataset"
         )
     return Loader(dataset, Plan(length=len(dataset), **plan), workers, collate, local_size)
+
+
+class _Keys:
+    """The batches of an epoch as lists of (epoch, index), made as they are asked for: Paddle's batch sampler."""
+
+    def __init__(self, plan: Plan, epoch: int, position: int) -> None:
+        self._plan, self._epoch, self._position = plan, epoch, position
+
+    def __len__(self) -> int:
+        return self._plan.steps(self._position)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for batch in self._plan.batches(self._epoch, self._position):
+            yield [(self._epoch, index) for index in batch.indices]
 
 
 class _Seeded(Dataset):

@@ -120,6 +120,26 @@ def test_rank_0_dying_in_its_section_ends_the_wait(tmp_path):
     )
 
 
+def leaving(what):
+    """Rank 1 does not come to the barrier: it ends, or raises."""
+    comm = make()
+    comm.barrier("the start")
+    if comm.world.rank == 1:
+        if what == "raises":
+            raise ValueError("no such file: val_list.txt")
+        return "ended"
+    comm.barrier("saving")
+    return "went on"
+
+
+@pytest.mark.parametrize("what", ["raises", "returns"])
+def test_waiting_for_a_rank_that_left_ends(tmp_path, what):
+    ends = start(leaving, 3, tmp_path, what).wait(30)
+    for end in (ends[0], ends[2]):
+        assert end.error is not None and end.error[0] == "CommError"
+        assert "saving cannot go on: rank 1 on 127.0.0.1 left before it came there" in end.error[1]
+
+
 def late():
     comm = make()
     if comm.world.rank == 1:

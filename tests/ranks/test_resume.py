@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.harness import run, start
+from tests.harness import run, run_raising, start
 
 
 def train(directory, options):
@@ -127,6 +127,34 @@ def test_4_then_2_then_3_ranks_in_one_epoch_see_every_sample_once(tmp_path):
         print(f"{ranks} ranks: {sum(len(end['indices']) for end in ends)} samples")
     assert len(seen) == 1030 and sorted(seen) == list(range(1030))
     assert ends[0]["after"] == 1
+
+
+def with_other_data(directory, length, shuffle):
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(directory, device="cpu", seed=5, save_every=3)
+    net = blocks.mlp()
+    job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
+    job.resume()
+    for number, (points, labels) in enumerate(job.steps(job.loader(blocks.Points(length), 8, shuffle=shuffle))):
+        job.backward(F.cross_entropy(net(points), labels))
+        if number == 4:
+            break
+    return job.step
+
+
+def test_an_epoch_is_not_continued_with_other_data(tmp_path):
+    assert run(with_other_data, 1, tmp_path / "out", str(tmp_path / "run"), 64, True) == [5]
+    for length, shuffle in ((72, True), (64, False)):
+        ((kind, message),) = run_raising(with_other_data, 1, tmp_path / "out", str(tmp_path / "run"), length, shuffle)
+        assert (
+            kind == "CheckpointError" and "from the middle of an epoch of {'samples': 64, 'shuffle': True}" in message
+        )
+    assert run(with_other_data, 1, tmp_path / "out", str(tmp_path / "run"), 64, True) == [8]
 
 
 def explicit(directory, options):

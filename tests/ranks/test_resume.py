@@ -35,8 +35,9 @@ def killed_again_and_again(tmp_path, ranks, kills, options, seed):
     """Kill a random rank with SIGKILL after a random time, restart; then let the last run end. Returns its result."""
     choose = random.Random(seed)
     directory, progress = tmp_path / "killed", []
-    for _ in range(kills):
-        running = start(train_slowly, ranks, tmp_path / "out", str(directory), options)
+    for kill in range(kills):
+        now = {**options, "workers": kill % 3} if options["workers"] is None else options
+        running = start(train_slowly, ranks, tmp_path / "out", str(directory), now)
         target = steps_done(directory) + choose.randint(1, 5)
         deadline = time.monotonic() + 60
         while steps_done(directory) < target and time.monotonic() < deadline:
@@ -49,16 +50,22 @@ def killed_again_and_again(tmp_path, ranks, kills, options, seed):
         progress.append(steps_done(directory))
     print(f"seed {seed}: steps on disk after each kill: {progress}")
     assert progress[-1] > 0
-    return run(train, ranks, tmp_path / "out", str(directory), options), progress
+    return run(
+        train, ranks, tmp_path / "out", str(directory), {**options, "workers": options["workers"] or 0}
+    ), progress
 
 
 OPTIONS = {"epochs": 3, "length": 320, "save_every": 1}
 
 
-@pytest.mark.parametrize(("ranks", "kills", "workers"), [(2, 10, 2), (1, 10, 1)])
-def test_killed_at_random_steps_ends_with_the_same_bits(tmp_path, ranks, kills, workers):
-    options = {**OPTIONS, "batch": 16 // ranks, "workers": workers}
-    whole = run(train, ranks, tmp_path / "out", str(tmp_path / "whole"), options)
+@pytest.mark.parametrize(
+    ("ranks", "kills", "workers", "save_every"),
+    [(2, 10, 2, 1), (1, 10, 1, 3), (2, 10, None, 2)],
+    ids=["2 ranks", "alone", "another number of workers each time"],
+)
+def test_killed_at_random_steps_ends_with_the_same_bits(tmp_path, ranks, kills, workers, save_every):
+    options = {**OPTIONS, "batch": 16 // ranks, "workers": workers, "save_every": save_every}
+    whole = run(train, ranks, tmp_path / "out", str(tmp_path / "whole"), {**options, "workers": workers or 1})
     resumed, progress = killed_again_and_again(tmp_path, ranks, kills, options, seed=ranks * 1000 + kills)
     assert whole[0]["step"] == resumed[0]["step"] == 60
     assert progress[-1] < 60, "the last kill came too late to prove anything"

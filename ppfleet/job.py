@@ -28,6 +28,7 @@ import ppfleet
 from ppfleet import checkpoint, log, pdparams, rundir, state
 from ppfleet.comm import Comm, choose_device
 from ppfleet.errors import CheckpointError, FleetError
+from ppfleet.evaluation import SAMPLES, measure
 from ppfleet.export import export
 from ppfleet.loader import Collate, Loader, make_loader, seed_everything
 from ppfleet.metrics import Totals
@@ -246,7 +247,8 @@ class Job:
         """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
         stepper = self._ready("job.backward")
         stepper.backward(loss, self._where())
-        self._position = self._next_position  # from here on a job.save includes this batch
+        if not stepper.done:
+            self._position = self._next_position  # from here on a job.save includes the batches of this step
 
     def _report(self, loader: Loader, progress: log.Progress) -> None:
         stepper = self._ready("this")
@@ -268,28 +270,11 @@ class Job:
             raise FleetError(
                 "job.evaluate needs at least one metric: job.evaluate(net, val, top1=ppfleet.metrics.top1)"
             )
-        model, totals = unwrap(net), Totals()
+        model = unwrap(net)
         self._same_statistics(model)
-        training = model.training
-        model.eval()
-        loader.epoch, loader.position = 0, 0
-        progress = log.Progress("eval", loader.steps_left, loader.plan.global_batch, 10**9, self.world.first)
-        try:
-            with paddle.no_grad():
-                for data, *targets in loader:
-                    output = model(data)
-                    for name, metric in metrics.items():
-                        answer = metric(output, *targets)
-                        values, weights = answer if isinstance(answer, tuple) else (answer, None)
-                        totals.add(name, values, weights, int(loader.mask.sum()))
-                    totals.add("samples", loader.mask)
-                    progress.step()
-        finally:
-            progress.close()
-            if training:
-                model.train()
+        totals = measure(model, loader, metrics, self.world.first)
         whole = Totals.merged(self.comm.gather(totals.to_json(), "evaluation"))
-        scores: dict[str, float] = {**whole.means(), "samples": round(whole.total("samples"))}
+        scores: dict[str, float] = {**whole.means(), SAMPLES: round(whole.total(SAMPLES))}
         log.info("eval: " + ", ".join(f"{name}: {log.number(value)}" for name, value in scores.items()))
         if self.world.first:
             self._scalar_writer().add(self.step, {f"eval/{name}": value for name, value in scores.items()})

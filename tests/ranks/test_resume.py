@@ -164,6 +164,32 @@ def test_an_epoch_is_not_continued_with_other_data(tmp_path):
     assert run(with_other_data, 1, tmp_path / "out", str(tmp_path / "run"), 64, True) == [8]
 
 
+def left_in_the_middle_of_a_step(directory):
+    import json
+    from pathlib import Path
+
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(directory, device="cpu", seed=5, accumulate=2)
+    net = blocks.mlp()
+    job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
+    for number, (points, labels) in enumerate(job.steps(job.loader(blocks.Points(64), 8, shuffle=True))):
+        job.backward(F.cross_entropy(net(points), labels))
+        if number == 2:
+            break
+    job.save()
+    saved = json.loads(Path(directory, "checkpoints/latest/state.json").read_text())
+    return [saved["epoch"], saved["position"], saved["step"]]
+
+
+def test_batches_that_made_no_step_are_not_lost(tmp_path):
+    assert run(left_in_the_middle_of_a_step, 1, tmp_path / "out", str(tmp_path / "run")) == [[0, 16, 1]]
+
+
 def explicit(directory, options):
     from tests import blocks
 

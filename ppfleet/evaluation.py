@@ -1,0 +1,38 @@
+"""One pass over a data set in evaluation mode, adding up metrics over the real samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Callable
+
+import paddle
+
+from ppfleet import log
+from ppfleet.loader import Loader
+from ppfleet.metrics import Totals
+
+SAMPLES = "samples"
+
+
+def measure(model: Any, loader: Loader, metrics: Mapping[str, Callable[..., Any]], shown: bool) -> Totals:
+    """This rank's sums and counts. A batch is `(input, *targets)`, a metric takes `(model(input), *targets)`."""
+    totals = Totals()
+    training = model.training
+    model.eval()
+    loader.epoch, loader.position = 0, 0
+    progress = log.Progress("eval", loader.steps_left, loader.plan.global_batch, every=10**9, shown=shown)
+    try:
+        with paddle.no_grad():
+            for data, *targets in loader:
+                output = model(data)
+                for name, metric in metrics.items():
+                    answer = metric(output, *targets)
+                    values, weights = answer if isinstance(answer, tuple) else (answer, None)
+                    totals.add(name, values, weights, int(loader.mask.sum()))
+                totals.add(SAMPLES, loader.mask)
+                progress.step()
+    finally:
+        progress.close()
+        if training:
+            model.train()
+    return totals

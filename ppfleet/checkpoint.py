@@ -54,9 +54,9 @@ def write(root: Path, step: int, files: Mapping[str, Writer], keep: int = 3, bes
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync(root)
-        _link(root, "latest", target)
+        link(root, "latest", target)
         if best:
-            _link(root, "best", target)
+            link(root, "best", target)
         _prune(root, keep)
     except OSError as failure:
         raise CheckpointError(disk_message(failure, root)) from failure
@@ -71,6 +71,8 @@ def verify(path: Path) -> dict[str, Any]:
         form = int(manifest["format"])
     except FileNotFoundError:
         raise CheckpointError(f"{path / MANIFEST} is missing") from None
+    except NotADirectoryError:
+        raise CheckpointError(f"{path} is a file: a checkpoint is a directory (job.load takes weights alone)") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path / MANIFEST} is damaged: not the manifest of a checkpoint") from None
     if form > FORMAT:
@@ -154,7 +156,11 @@ def _remove_leftovers(root: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _link(root: Path, name: str, target: Path) -> None:
+def link(root: Path, name: str, target: Path) -> None:
+    """Let `root/name` point to the checkpoint `target`."""
+    there = root / name
+    if there.is_dir() and not there.is_symlink():  # the run was copied with links followed
+        shutil.rmtree(there)
     temporary = root / f"{TEMPORARY}{name}"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)

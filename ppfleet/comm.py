@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -65,7 +66,8 @@ class Comm:
             return
         if dist.is_initialized():
             raise CommError(
-                "init_parallel_env was already called: `ppfleet.Job` does that itself, once; remove the other call"
+                "init_parallel_env was already called: `ppfleet.Job` does that itself, once in a process; "
+                "remove the other call, or the other Job"
             )
         if not self.on_cards:
             os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
@@ -171,15 +173,16 @@ class Comm:
     @contextmanager
     def _published(self, key: str) -> Iterator[dict[str, Any]]:
         outcome: dict[str, Any] = {}
+        message = b""
         try:
             yield outcome
+            message = json.dumps(outcome).encode()
         except BaseException as failure:
-            outcome["error"] = [type(failure).__name__, str(failure)]
+            message = json.dumps({"error": [type(failure).__name__, str(failure)]}).encode()
             raise
         finally:
             # Also when interrupted: whoever waits must learn of it.
-            message = outcome if "error" not in outcome else {"error": outcome["error"]}
-            self._store.set(f"{key}/outcome", json.dumps(message).encode())
+            self._store.set(f"{key}/outcome", message)
             self._store.add(key, 1)
 
     def _outcome(self, key: str, what: str) -> Any:
@@ -300,6 +303,10 @@ def _send_at_once(world: World) -> None:
     """Turn off Nagle's algorithm on the store's connections: with it, as Paddle leaves them, an answer takes 44 ms."""
     port = int(world.master.rpartition(":")[2])
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(descriptor.stat().st_mode):
+                continue
+            connection = socket.socket(fileno=os.dup(int(descriptor.name)))
+        with contextlib.suppress(OSError), connection:
             if port in (connection.getpeername()[1], connection.getsockname()[1]):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

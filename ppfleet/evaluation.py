@@ -8,8 +8,10 @@ from typing import Any, Callable
 import paddle
 
 from ppfleet import log
+from ppfleet.errors import DataError
 from ppfleet.loader import Loader
 from ppfleet.metrics import Totals
+from ppfleet.wrap import evaluating
 
 SAMPLES = "samples"
 
@@ -17,13 +19,14 @@ SAMPLES = "samples"
 def measure(model: Any, loader: Loader, metrics: Mapping[str, Callable[..., Any]], shown: bool) -> Totals:
     """This rank's sums and counts. A batch is `(input, *targets)`, a metric takes `(model(input), *targets)`."""
     totals = Totals()
-    training = model.training
-    model.eval()
-    loader.epoch, loader.position = 0, 0
+    loader.epoch, loader.start = 0, 0
     progress = log.Progress("eval", loader.steps_left, loader.plan.global_batch, every=10**9, shown=shown)
     try:
-        with paddle.no_grad():
-            for data, *targets in loader:
+        with evaluating(model), paddle.no_grad():
+            for batch in loader:
+                if not isinstance(batch, (list, tuple)):
+                    raise DataError("job.evaluate needs batches of (input, *targets): let the data set return a tuple")
+                data, *targets = batch
                 output = model(data)
                 for name, metric in metrics.items():
                     answer = metric(output, *targets)
@@ -33,6 +36,4 @@ def measure(model: Any, loader: Loader, metrics: Mapping[str, Callable[..., Any]
                 progress.step()
     finally:
         progress.close()
-        if training:
-            model.train()
     return totals

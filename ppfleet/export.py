@@ -16,6 +16,7 @@ from paddle.static import InputSpec
 
 from ppfleet.errors import ExportError
 from ppfleet.files import TEMPORARY, digest, replace_directory
+from ppfleet.wrap import evaluating
 
 STAMP = "export.json"
 PARITY = "parity.npz"
@@ -43,14 +44,19 @@ def export(net: Any, spec: Spec, directory: Path, batches: Sequence[int] = (1, 4
     written along: classes, preprocessing, whatever the deployed script needs.
     """
     specs = _specs(spec)
+    directory = directory.absolute()
+    if directory.exists() and not (directory / STAMP).exists() and any(directory.iterdir()):
+        raise ExportError(
+            f"{directory} holds other things than an exported model, which would be lost: choose another one"
+        )
     temporary = directory.with_name(f"{TEMPORARY}{directory.name}-{os.getpid()}")
-    training = net.training
-    net.eval()
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        _save(net, temporary / _STEM, specs)
-        program, weights = find_model(temporary)
-        error = _compare(net, specs, program, weights, batches, temporary / PARITY)
+        with evaluating(net):
+            _save(net, temporary / _STEM, specs)
+            program, weights = find_model(temporary)
+            error = _compare(net, specs, program, weights, batches, temporary / PARITY)
         facts = {
             "inputs": [
                 {"name": s.name, "shape": [-1 if d is None else d for d in s.shape], "dtype": _dtype(s)} for s in specs
@@ -66,8 +72,6 @@ def export(net: Any, spec: Spec, directory: Path, batches: Sequence[int] = (1, 4
         raise ExportError(f"cannot write the exported model to {directory}: {failure.strerror or failure}") from failure
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if training:
-            net.train()
     return facts
 
 
@@ -108,13 +112,13 @@ def _compare(net: Any, specs: list[Any], program: Path, weights: Path, batches: 
         inputs = [_example(s, batch, number) for number, s in enumerate(specs)]
         with paddle.no_grad():
             answer = net(*[paddle.to_tensor(value) for value in inputs])
-        expected = [np.asarray(t.numpy()) for t in (answer if isinstance(answer, (list, tuple)) else [answer])]
-        got = predictor(inputs)
+        expected = [np.asarray(tensor.numpy()) for tensor in paddle.utils.flatten(answer)]
+        got = _ask(predictor, inputs)
         stored.update({f"input{i}_batch{batch}": value for i, value in enumerate(inputs)})
         stored.update({f"output{i}_batch{batch}": value for i, value in enumerate(expected)})
-        worst = max([worst, *(_error(a, b, batch) for a, b in zip(expected, got))])
         if len(expected) != len(got):
             raise ExportError(f"the static model has {len(got)} outputs, the dynamic one {len(expected)}")
+        worst = max([worst, *(_error(a, b, batch) for a, b in zip(expected, got))])
     # Not compressed: noise does not shrink, and Paddle 2.6 brings symbols of its own that crash Python's zlib.
     np.savez(store, **stored)  # type: ignore[arg-type]
     if not worst <= TOLERANCE:
@@ -125,12 +129,22 @@ def _compare(net: Any, specs: list[Any], program: Path, weights: Path, batches: 
     return worst
 
 
+def _ask(predictor: Predictor, inputs: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    try:
+        return predictor(inputs)
+    except Exception as failure:  # noqa: BLE001 - the predictor has no exceptions of its own
+        raise ExportError(f"the exported model cannot be run: {failure}") from failure
+
+
 def _error(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], batch: int) -> float:
     if expected.shape != got.shape:
         raise ExportError(
             f"for batch {batch} the static model answers with shape {list(got.shape)}, "
             f"the dynamic one with {list(expected.shape)}"
         )
+    for whose, values in (("dynamic", expected), ("static", got)):
+        if not np.isfinite(values.astype(np.float64)).all():
+            raise ExportError(f"the {whose} model answers with NaN or infinity for batch {batch}")
     scale = max(float(np.abs(expected).max(initial=0)), 1e-6)
     return float(np.abs(expected.astype(np.float64) - got.astype(np.float64)).max(initial=0)) / scale
 
@@ -139,7 +153,7 @@ def _example(spec: Any, batch: int, number: int) -> np.ndarray[Any, Any]:
     shape = [batch if position == 0 else (d if d and d > 0 else 32) for position, d in enumerate(spec.shape)]
     random = np.random.RandomState(1000 * number + batch)
     if _dtype(spec).startswith(("int", "uint", "bool")):
-        return np.zeros(shape, dtype=_dtype(spec))  # zero is a valid index everywhere
+        return random.randint(0, 2, shape).astype(_dtype(spec))  # 0 and 1 are valid indices nearly everywhere
     return random.standard_normal(shape).astype(_dtype(spec))
 
 

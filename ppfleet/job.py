@@ -42,7 +42,8 @@ from ppfleet.wrap import (
     check_same,
     describe_optimizer,
     describe_parameters,
-    structured_names,
+    float_buffers,
+    held_parameters,
     unwrap,
 )
 
@@ -84,7 +85,7 @@ class Job:
             raise FleetError(f"on_nan={on_nan!r} is none of {', '.join(ON_NAN)}")
         self.world = World.from_env()
         self.device = choose_device(device, self.world)
-        self.directory = Path(directory)
+        self.directory = Path(directory).absolute()  # a script may change its working directory
         self.seed, self.accumulate, self.on_nan = seed, accumulate, on_nan
         self.save_every, self.log_every = save_every, log_every
         self.comm = Comm(self.world, self.device)
@@ -93,7 +94,8 @@ class Job:
         self.best: float | None = None
         self._position = self._next_position = 0  # samples of this epoch that the whole job has consumed
         self._epochs = 0
-        self._stepped_epoch = -1
+        self._in_epochs = False  # whether the script is inside of `for epoch in job.epochs(...)`
+        self._left = False  # whether the last loop over job.steps was left before its end
         self._stepper: Stepper | None = None
         self._scalars: log.Scalars | None = None
         self._agreed = ""
@@ -143,7 +145,7 @@ class Job:
         if self.comm.on_cards:
             net.to(device=self.device)
             net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if not self.world.alone else net
-        self._parameters = structured_names(net, optimizer)
+        self._parameters = held_parameters(net, optimizer)
         settings = describe_optimizer(optimizer)
         check_same(self.comm, "parameters", describe_parameters(self._parameters))
         check_same(self.comm, "settings of the optimizer", settings)
@@ -155,9 +157,10 @@ class Job:
             )
         self._net = net  # the user's own; what prepare returns may be wrapped
         wrapped = net if self.world.alone else paddle.DataParallel(net)
-        exchange = Exchange(self.comm, self._parameters, statistics)
+        exchange = Exchange(self.comm, list(self._parameters.values()), statistics, float_buffers(net))
         self._stepper = Stepper(self.comm, self.precision, exchange, wrapped, optimizer)
         self._stepper.accumulate, self._stepper.on_nan = self.accumulate, self.on_nan
+        self._schedule = state.schedule_settings(optimizer._learning_rate)
         self.settings.update(parameters=sum(int(p.size) for p in self._parameters.values()), optimizer=settings)
         return wrapped, optimizer
 
@@ -194,21 +197,26 @@ class Job:
         self._epochs = count
         if self.epoch >= count:
             log.info(f"nothing to do: {self.epoch} of {count} epochs are done already")
-        for epoch in range(self.epoch, count):
-            self.epoch = epoch
-            self._seed_all(epoch)
-            yield epoch
-            self.epoch, self._position = epoch + 1, 0
+        try:
+            for epoch in range(self.epoch, count):
+                self.epoch, self._in_epochs = epoch, True
+                self._seed_all(epoch)
+                yield epoch
+                self.epoch, self._position, self._left = epoch + 1, 0, False
+        finally:
+            self._in_epochs = False
 
     def steps(self, loader: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do, with progress, checkpoints and generators seeded for each."""
         stepper = self._ready("job.steps")
-        if self._stepped_epoch == self.epoch:
-            raise FleetError(
-                f"job.steps ran before in epoch {self.epoch}: it goes over the training set once. "
-                f"Iterate other loaders directly"
-            )
-        loader.epoch, loader.position = self.epoch, self._position
+        if not isinstance(loader, Loader):
+            raise FleetError(f"job.steps takes what job.loader returns, not a {type(loader).__name__}")
+        if not stepper.called:
+            raise FleetError("job.steps inside of another job.steps: a job goes over one training set at a time")
+        if self._left:
+            # The loop before was left by a break, and the script goes on: that epoch is over.
+            self.epoch, self._position, self._left = self.epoch + 1, 0, False
+        loader.epoch, loader.start = self.epoch, self._position
         left = loader.steps_left
         if left is None and self.accumulate > 1:
             raise FleetError(
@@ -216,7 +224,7 @@ class Job:
             )
         self._agree(loader)
         self._check_order(loader)
-        self._stepped_epoch = self.epoch
+        self._left = True
         label = f"epoch: [{self.epoch + 1}/{self._epochs or '?'}]"
         progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
         batches = iter(loader)
@@ -228,7 +236,7 @@ class Job:
                     break
                 progress.waited(time.perf_counter() - asked)
                 self._next_position = loader.position
-                stepper.begin(left)
+                stepper.begin(loader, left)
                 self._seed_all(self.epoch, self._next_position, self.world.rank + 1)
                 yield batch
                 stepper.end(self._where())
@@ -237,8 +245,7 @@ class Job:
                     self._report(loader, progress)
                 if self.save_every and not stepper.done and stepper.step % self.save_every == 0:
                     self.save()
-            # Only now is the epoch over; a loop that was left early is resumed where it was left.
-            self.epoch, self._position = self.epoch + 1, 0
+            self.epoch, self._position, self._left = self.epoch + 1, 0, False
         finally:
             progress.close()
             stepper.abandon()
@@ -249,6 +256,7 @@ class Job:
         stepper.backward(loss, self._where())
         if not stepper.done:
             self._position = self._next_position  # from here on a job.save includes the batches of this step
+            stepper.torn = False
 
     def _report(self, loader: Loader, progress: log.Progress) -> None:
         stepper = self._ready("this")
@@ -271,7 +279,7 @@ class Job:
                 "job.evaluate needs at least one metric: job.evaluate(net, val, top1=ppfleet.metrics.top1)"
             )
         model = unwrap(net)
-        self._same_statistics(model)
+        self._same_buffers(model)
         totals = measure(model, loader, metrics, self.world.first)
         whole = Totals.merged(self.comm.gather(totals.to_json(), "evaluation"))
         scores: dict[str, float] = {**whole.means(), SAMPLES: round(whole.total(SAMPLES))}
@@ -294,29 +302,45 @@ class Job:
             raise FleetError(
                 f"job.save in the middle of a step ({stepper.done} of {stepper.group} batches): save between steps"
             )
-        place = {"epoch": self.epoch, "step": self.step, "position": self._position}
-        check_same(self.comm, "points to save at", place)
-        self._same_statistics(self._net)
+        if stepper.torn:
+            raise FleetError(
+                "job.save after a step that was interrupted halfway: the weights are between two steps; resume instead"
+            )
+        # A loop over job.steps that was left by a break ends its epoch; one that an exception ended, out of job.epochs
+        # too, is resumed where it was.
+        over = self._left and self._in_epochs and stepper.called
+        place: dict[str, Any] = {
+            "epoch": self.epoch + 1 if over else self.epoch,
+            "step": self.step,
+            "position": 0 if over else self._position,
+        }
+        self._same_buffers(self._net)
+        check_same(self.comm, "points or weights to save", {**place, "weights": state.fingerprint(self._net)})
         score = next((float(value) for value in metrics.values()), math.nan)
         best = not math.isnan(score) and (
             self.best is None or (score > self.best if mode == "max" else score < self.best)
         )
-        self.best = score if best else self.best
         facts = {
             **place,
             "order": self._order,
             "seed": self.seed,
             "ranks": self.world.size,
-            "best": self.best,
+            "best": score if best else self.best,
+            "is_best": best,
             "skipped": self.skipped,
             "metrics": {name: float(value) for name, value in metrics.items()},
+            "schedule": state.schedule_state(stepper.optimizer._learning_rate, self._schedule),
             "scaler": self.precision.state(),
             "paddle": paddle.__version__,
             "ppfleet": ppfleet.__version__,
         }
-        write = lambda: str(self._run.save(self._net, stepper.optimizer, facts, best))  # noqa: E731
-        written = self.comm.on_first(write, "saving of a checkpoint")
+        written = self.comm.on_first(lambda: str(self._write(facts)), "saving of a checkpoint")
+        self.best = facts["best"]
         log.info(f"saved {written}" + (f", the best so far: {log.number(score)}" if best else ""))
+
+    def _write(self, facts: dict[str, Any]) -> Path:
+        moments = state.optimizer_arrays(self._ready("job.save").optimizer, self._parameters)
+        return self._run.save(self._net, moments, facts)
 
     def resume(self, source: str | Path = "auto") -> bool:
         """Go on from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
@@ -339,9 +363,11 @@ class Job:
         facts = rundir.restore(parts, found, self.seed, self._net, stepper.optimizer, self._parameters)
         self.precision.restore(facts["scaler"])
         self.epoch, self._position, self.best = facts["epoch"], facts["position"], facts["best"]
-        self._order = facts["order"]
+        self._order, self._left = facts["order"], False
         stepper.step, stepper.skipped = facts["step"], facts["skipped"]
         stepper.exchange.remember()
+        if str(source) == "auto":
+            self.comm.on_first(lambda: self._run.mend(Path(found), self._net, facts["is_best"]), "mending of links")
         ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.world.size else ""
         log.info(f"resumed from {found}{ranks}: epoch {self.epoch}, step {self.step}, sample {self._position}")
         return True
@@ -369,7 +395,7 @@ class Job:
         """
         target = Path(directory) if directory is not None else self.directory / "export"
         model = unwrap(net)
-        self._same_statistics(model)
+        self._same_buffers(model)
         facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
         log.info(
             f"exported to {target}: static and dynamic outputs agree within {facts['parity']['largest_error']:.1e}"
@@ -395,9 +421,9 @@ class Job:
             tail=plan.tail,
         )
         text = json.dumps(self.settings, indent=1, ensure_ascii=False, default=str)
+        check_same(self.comm, "settings", json.loads(text))  # each time: only all ranks together can say "as before"
         if text == self._agreed:
             return
-        check_same(self.comm, "settings", json.loads(text))
         self._agreed = text
         for name in [name for name, value in self.settings.items() if isinstance(value, dict)]:
             log.info(f"{name}: " + ", ".join(f"{key}={value}" for key, value in self.settings[name].items()))
@@ -414,9 +440,9 @@ class Job:
             )
         self._order = order
 
-    def _same_statistics(self, model: Any) -> None:
+    def _same_buffers(self, model: Any) -> None:
         if self._stepper is not None and model is self._net:
-            self._stepper.exchange.same_statistics()
+            self._stepper.exchange.same_buffers()
 
     def _where(self) -> str:
         return f"epoch {self.epoch}, samples up to {self._next_position}"

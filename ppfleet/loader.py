@@ -35,16 +35,19 @@ def seed_everything(number: int) -> None:
 
 
 class Loader:
-    """Iterable of this rank's batches; each pass starts at `(epoch, position)`, set by the job for training.
+    """Iterable of this rank's batches. A pass begins at sample `start` of `epoch`, which the job sets for training.
 
-    While a batch is in the loop's hands, `mask` says which of its samples are real, and `weights` (float32) makes
-    `(losses * weights).mean()`, averaged over ranks, the mean over the real samples of the global batch.
+    While a batch is in the loop's hands, `position` is the sample after its global batch, `mask` says which of this
+    rank's samples are real, and `weights` (float32) makes `(losses * weights).mean()`, averaged over ranks, the mean
+    over the real samples of the global batch.
     """
 
     def __init__(self, dataset: Any, plan: Plan, workers: int, collate: Collate | None, local_size: int) -> None:
         self.plan = plan
         self.epoch = 0
+        self.start = 0
         self.position = 0
+        self.real = 0  # samples of the global batch in hand
         self.mask = np.ones(plan.batch_size, dtype=bool)
         self.weights = paddle.ones([plan.batch_size])
         self._samples = _Seeded(dataset, plan.seed)
@@ -59,15 +62,18 @@ class Loader:
 
     @property
     def steps_left(self) -> int | None:
-        return self.plan.steps(self.position)
+        return self.plan.steps(self.start)
 
     def __iter__(self) -> Iterator[Any]:
-        keys = _Keys(self.plan, self.epoch, self.position)
-        for batch, data in zip(self.plan.batches(self.epoch, self.position), self._read(keys)):
+        # Taken now: a pass over a data set starts at its beginning unless the job says otherwise.
+        start, self.start = self.start, 0
+        return self._batches(self.epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+        keys = _Keys(self.plan, epoch, start)
+        for batch, data in zip(self.plan.batches(epoch, start), self._read(keys)):
             self._expose(batch)
             yield data
-        # A pass over a data set starts at its beginning unless the job says otherwise.
-        self.position = 0
 
     def _read(self, keys: _Keys) -> Iterator[Any]:
         if not self._workers or not len(keys):
@@ -87,8 +93,9 @@ class Loader:
 
     def _expose(self, batch: Batch) -> None:
         self.position = batch.position
-        if batch.total_real == self.plan.global_batch and self.mask.all():
+        if batch.total_real == self.real == self.plan.global_batch:
             return  # as it was: nearly every batch
+        self.real = batch.total_real
         self.mask = np.arange(self.plan.batch_size) < batch.real
         scale = self.plan.global_batch / batch.total_real
         self.weights = paddle.to_tensor(self.mask.astype(np.float32) * np.float32(scale))
@@ -96,7 +103,7 @@ class Loader:
     def _enough_shared_memory(self) -> bool:
         """Whether /dev/shm holds what all ranks of this host have in flight; a full one ends a worker with SIGBUS."""
         if self._shared_memory is None:
-            batch = _nbytes(self._samples[(0, 0)]) * self.plan.batch_size
+            batch = _sample_bytes(self._samples) * self.plan.batch_size
             needed = batch * (_PREFETCH + 1) * self._workers * self._local_size
             free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0  # noqa: PTH112
             self._shared_memory = needed <= free
@@ -126,17 +133,18 @@ class StreamLoader(Loader):
     def steps_left(self) -> int | None:
         return None
 
-    def __iter__(self) -> Iterator[Any]:
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         position, group = 0, []
+        seed_everything(mix(self.plan.seed, epoch))  # a stream may draw its whole order when it is opened
         samples = iter(self._stream)
         while True:
-            seed_everything(mix(self.plan.seed, self.epoch, position))
+            seed_everything(mix(self.plan.seed, epoch, position))
             try:
                 sample = next(samples)
             except StopIteration:
                 break
             position += 1
-            if position <= self.position:
+            if position <= start:
                 continue  # before the point of resumption: the stream can only be read from its start
             group.append(sample)
             if len(group) == self.plan.global_batch:
@@ -144,7 +152,6 @@ class StreamLoader(Loader):
                 group = []
         if group and self.plan.tail == "pad":
             yield self._batch(group, position)
-        self.position = 0
 
     def _batch(self, group: list[Any], position: int) -> Any:
         start = self.plan.rank * self.plan.batch_size
@@ -213,6 +220,23 @@ def to_tensors(data: Any) -> Any:
     if isinstance(data, (list, tuple)) and not all(isinstance(item, (str, bytes)) for item in data):
         return [to_tensors(item) for item in data]
     return data
+
+
+def _sample_bytes(samples: _Seeded) -> int:
+    """The size of the first sample, drawn in a child: a data set that opens its file at the first use must do so in
+    each worker, not here, where they would all inherit one file position."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, str(_nbytes(samples[(0, 0)])).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        size = answer.read()
+    os.waitpid(child, 0)
+    return int(size or 0)  # a sample that cannot be drawn is a worker's to report
 
 
 def _nbytes(sample: Any) -> int:

@@ -1,7 +1,7 @@
 """Metrics as sums and counts over real samples; never a mean of means.
 
-A metric is a function `(output, *targets) -> one value per sample`, or `-> (values, weights)` where a sample counts
-for more or less than one (tokens, boxes). `Totals` adds them up exactly: the sum is kept as a whole number, so
+A metric is a function `(output, *targets) -> one value per sample`, or `-> (sums, counts)` where a sample holds more or
+less than one thing to count (tokens, boxes). `Totals` adds them up exactly: the sum is kept as a whole number, so
 neither the order of the samples nor the number of ranks can change a digit of it.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from ppfleet.errors import DataError
 
+_HELD = 64  # batches' values kept before they are fetched
 _BITS = 1074  # every finite double is a whole multiple of 2**-1074
 
 
@@ -52,13 +53,13 @@ class Totals:
             raise DataError(f"metric {name!r} must give one value per sample, shape [batch], not {values!r:.80}")
         # Held as they come: fetching from a card here would make every evaluation step wait for it.
         self._pending.append((name, values, weights, int(values.shape[0]) if real is None else real))
+        if len(self._pending) >= _HELD:
+            self._flush()
 
     def _flush(self) -> None:
         for name, values, weights, real in self._pending:
-            numbers = np.asarray(values).astype(np.float64)[:real].tolist()
-            self._sums.setdefault(name, ExactSum()).add(numbers)
-            counts = [1.0] * real if weights is None else np.asarray(weights).astype(np.float64)[:real].tolist()
-            self._counts.setdefault(name, ExactSum()).add(counts)
+            self._sums.setdefault(name, ExactSum()).add(_doubles(values)[:real])
+            self._counts.setdefault(name, ExactSum()).add([1.0] * real if weights is None else _doubles(weights)[:real])
         self._pending.clear()
 
     def to_json(self) -> dict[str, list[Any]]:
@@ -92,6 +93,13 @@ class Totals:
         """The sum itself."""
         self._flush()
         return float(self._sums[name])
+
+
+def _doubles(values: Any) -> list[float]:
+    if "bf" in str(values.dtype).lower():  # NumPy has no bfloat16 and would show its bits
+        values = values.astype("float32")
+    numbers: list[float] = np.asarray(values).astype(np.float64).tolist()
+    return numbers
 
 
 def top1(output: Any, label: Any) -> Any:

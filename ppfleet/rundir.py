@@ -43,21 +43,30 @@ class RunDir:
     def write_settings(self, text: str) -> None:
         files.replace_file(self.path / "settings.json", lambda path: files.write(path, text.encode()))
 
-    def save(self, net: Any, optimizer: Any, facts: dict[str, Any], best: bool) -> Path:
+    def save(self, net: Any, moments: state.Arrays, facts: dict[str, Any]) -> Path:
         """One checkpoint, and latest.pdparams (best.pdparams) beside it."""
-        model = state.to_bytes(state.model_arrays(net))
-        moments = state.to_bytes(state.optimizer_arrays(optimizer))
-        facts = {**facts, "schedule": state.schedule_state(optimizer)}
+        best = bool(facts["is_best"])
+        model, optimizer = state.to_bytes(state.model_arrays(net)), state.to_bytes(moments)
         writers: dict[str, files.Writer] = {
             "model.safetensors": lambda path: files.write(path, model),
-            "optimizer.safetensors": lambda path: files.write(path, moments),
+            "optimizer.safetensors": lambda path: files.write(path, optimizer),
             "state.json": lambda path: files.write(path, json.dumps(facts, indent=1).encode()),
         }
         written = checkpoint.write(self.checkpoints, int(facts["step"]), writers, self.keep, best)
+        self._write_weights(net, best)
+        return written
+
+    def _write_weights(self, net: Any, best: bool) -> None:
         weights = net.state_dict()
         for name in ("latest", "best") if best else ("latest",):
             files.replace_file(self.path / f"{name}.pdparams", lambda path: paddle.save(weights, str(path)))
-        return written
+
+    def mend(self, source: Path, net: Any, best: bool) -> None:
+        """After a resume from the newest checkpoint: redo what a kill right after its rename may have left undone."""
+        checkpoint.link(self.checkpoints, "latest", source)
+        if best:
+            checkpoint.link(self.checkpoints, "best", source)
+        self._write_weights(net, best)
 
     def find(self, source: str) -> str | None:
         """The checkpoint to go on from: `auto` is the newest that verifies, if there is one; else the path given."""
@@ -86,5 +95,5 @@ def restore(
     moments = state.from_bytes(parts["optimizer.safetensors"], f"{source}/optimizer.safetensors")
     state.load_model(net, model, f"{source}/model.safetensors")
     state.load_optimizer(optimizer, parameters, moments, f"{source}/optimizer.safetensors")
-    state.load_schedule(optimizer, facts["schedule"])
+    state.load_schedule(optimizer._learning_rate, facts["schedule"])
     return facts

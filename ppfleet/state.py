@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle.base.layer_helper import LayerHelper
+from paddle.optimizer.lr import LRScheduler
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -19,7 +20,7 @@ _MASTER = "master_weight"
 
 
 def to_bytes(arrays: Arrays) -> bytes:
-    return bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+    return bytes(save({name: np.asarray(array, order="C") for name, array in arrays.items()}))
 
 
 def from_bytes(data: bytes, source: str) -> Arrays:
@@ -65,16 +66,22 @@ def load_model(net: Any, arrays: Arrays, source: str, strict: bool = True) -> li
     return wrong
 
 
-def optimizer_arrays(optimizer: Any) -> Arrays:
-    """Accumulators (moments, velocities …) and master weights, as `<parameter>/<accumulator>`."""
-    arrays = {
-        f"{owner.replace(_master_suffix(owner), '')}/{kind}": _array(tensor)
-        for kind, by_parameter in optimizer._accumulators.items()
-        for owner, tensor in by_parameter.items()
-    }
+def optimizer_arrays(optimizer: Any, parameters: dict[str, Any]) -> Arrays:
+    """Accumulators (moments, velocities …) and master weights, as `<structured name>/<accumulator>`."""
+    return {name: _array(tensor) for name, tensor in _tensors(optimizer, parameters).items()}
+
+
+def _tensors(optimizer: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's own tensors. Paddle keys them by generated names, which differ from process to process."""
+    structured = {parameter.name: name for name, parameter in parameters.items()}
+    found = {}
+    for kind, by_owner in optimizer._accumulators.items():
+        for owner, tensor in by_owner.items():
+            plain = owner.partition("_fp32_master_")[0]  # with O2 an accumulator belongs to the master weight
+            found[f"{structured[plain]}/{kind}"] = tensor
     for owner, tensor in getattr(optimizer, "_master_weights", {}).items():
-        arrays[f"{owner}/{_MASTER}"] = _array(tensor)
-    return arrays
+        found[f"{structured[owner]}/{_MASTER}"] = tensor
+    return found
 
 
 def load_optimizer(optimizer: Any, parameters: dict[str, Any], arrays: Arrays, source: str) -> None:
@@ -83,22 +90,19 @@ def load_optimizer(optimizer: Any, parameters: dict[str, Any], arrays: Arrays, s
     unknown = [owner for owner in owners if owner not in parameters]
     if unknown:
         raise CheckpointError(
-            f"{source} holds optimizer state of {', '.join(unknown[:8])}, which the model does not have"
+            f"{source} holds optimizer state of {', '.join(unknown[:8])}, which the optimizer does not update"
         )
     # Exactly the stored ones: a parameter that never had a gradient has none.
     create_accumulators(optimizer, [parameters[owner] for owner in owners])
-    current = optimizer_arrays(optimizer)
-    missing, extra = sorted(set(current) - set(arrays)), sorted(set(arrays) - set(current))
+    tensors = _tensors(optimizer, parameters)
+    missing, extra = sorted(set(tensors) - set(arrays)), sorted(set(arrays) - set(tensors))
     if missing or extra:
         raise CheckpointError(
             f"{source} was written by another optimizer than {type(optimizer).__name__}: "
             f"it lacks {', '.join(missing[:4]) or 'nothing'}, and also holds {', '.join(extra[:4]) or 'nothing else'}"
         )
-    for kind, by_parameter in optimizer._accumulators.items():
-        for owner, tensor in by_parameter.items():
-            _assign(tensor, arrays[f"{owner.replace(_master_suffix(owner), '')}/{kind}"])
-    for owner, tensor in getattr(optimizer, "_master_weights", {}).items():
-        _assign(tensor, arrays[f"{owner}/{_MASTER}"])
+    for name, tensor in tensors.items():
+        _assign(tensor, arrays[name])
 
 
 def create_accumulators(optimizer: Any, parameters: list[Any]) -> None:
@@ -108,21 +112,32 @@ def create_accumulators(optimizer: Any, parameters: list[Any]) -> None:
     optimizer._create_accumulators(paddle.base.framework.default_main_program().global_block(), parameters)
 
 
-def schedule_state(optimizer: Any) -> dict[str, Any]:
-    """The learning-rate schedule's state as plain data."""
-    return {name: _plain(value) for name, value in optimizer.state_dict().get("LR_Scheduler", {}).items()}
+def schedule_settings(schedule: Any) -> dict[str, Any]:
+    """All plain attributes of a learning-rate schedule, and of those it wraps."""
+    found: dict[str, Any] = {}
+    for name, value in vars(schedule).items() if isinstance(schedule, LRScheduler) else ():
+        if isinstance(value, LRScheduler):
+            found.update({f"{name}.{inner}": part for inner, part in schedule_settings(value).items()})
+        elif isinstance(value, (bool, int, float, str, np.generic)) or value is None:
+            found[name] = value.item() if isinstance(value, np.generic) else value
+    return found
 
 
-def load_schedule(optimizer: Any, state: dict[str, Any]) -> None:
-    schedule = optimizer._learning_rate
-    if state and hasattr(schedule, "set_state_dict"):
-        schedule.set_state_dict(dict(state))
+def schedule_state(schedule: Any, start: dict[str, Any]) -> dict[str, Any]:
+    """What of a schedule has changed since `start`. Paddle's own state_dict leaves some of it out; and what has not
+    changed is a setting, which a script may change between two runs (more epochs, say)."""
+    now = schedule_settings(schedule)
+    return {name: value for name, value in now.items() if name not in start or start[name] != value}
 
 
-def _master_suffix(owner: str) -> str:
-    # With O2 an accumulator belongs to `<parameter>_fp32_master_0`.
-    position = owner.rfind("_fp32_master_")
-    return owner[position:] if position >= 0 else "\0"
+def load_schedule(schedule: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        *path, last = name.split(".")
+        owner = schedule
+        for part in path:
+            owner = getattr(owner, part, None)
+        if isinstance(owner, LRScheduler):
+            setattr(owner, last, value)
 
 
 def _array(tensor: Any) -> np.ndarray[Any, Any]:
@@ -133,13 +148,3 @@ def _array(tensor: Any) -> np.ndarray[Any, Any]:
 def _assign(tensor: Any, array: np.ndarray[Any, Any]) -> None:
     value = paddle.to_tensor(array)
     tensor.set_value(value if value.dtype == tensor.dtype else value.astype(tensor.dtype))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, (np.generic, np.ndarray, paddle.Tensor)):
-        return np.asarray(value).reshape(-1)[0].item() if np.asarray(value).size == 1 else np.asarray(value).tolist()
-    return value

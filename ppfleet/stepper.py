@@ -10,6 +10,7 @@ import paddle
 from ppfleet import log
 from ppfleet.comm import Comm
 from ppfleet.errors import FleetError, MismatchError, NonFiniteError
+from ppfleet.loader import Loader
 from ppfleet.precision import Precision
 from ppfleet.wrap import Exchange, Vitals
 
@@ -27,13 +28,20 @@ class Stepper:
         self.skipped = 0  # steps left out because of NaN
         self.loss = math.nan  # of the last good step, the mean over all ranks
         self.done = self.group = 0  # batches, and batches in all, of the running step
+        self.share = 1.0  # of the batch in hand in its step: by samples
+        self.torn = False  # whether the weights may be between two steps
         self.called = True  # whether the batch in hand has been through backward
         self._sum = 0.0
+        self._samples = 0
 
-    def begin(self, left: int | None) -> None:
+    def begin(self, loader: Loader, left: int | None) -> None:
         """A batch is about to be handed out; `left` counts it and those after it in this epoch."""
         if self.done == 0:
             self.group = self.accumulate if left is None else min(self.accumulate, left)
+            ahead = loader.plan.length - (loader.position - loader.real)
+            self._samples = min(self.group * loader.plan.global_batch, ahead)
+        # By samples, not 1 / group: the last batch of an epoch may be partly padding.
+        self.share = loader.real / self._samples if self.group > 1 else 1.0
         self.called = False
         if isinstance(self.net, paddle.DataParallel):
             # On cards Paddle's reducer overlaps with the last backward pass of a step; on gloo it must never run.
@@ -47,8 +55,8 @@ class Stepper:
                 f"job.backward needs a single number, this loss has shape {list(loss.shape)}: take its mean"
             )
         self.called = True
-        self._sum += float(loss) / self.group
-        self.precision.scaler.scale(loss / self.group if self.group > 1 else loss).backward()
+        self._sum += float(loss.item()) * self.share
+        self.precision.scaler.scale(loss * self.share if self.group > 1 else loss).backward()
         self.done += 1
         if self.done == self.group:
             self._finish(where)
@@ -69,7 +77,12 @@ class Stepper:
                 f"{self.done} of {self.group} accumulated batches made no step when the loop was left and are dropped"
             )
             self.done, self._sum = 0, 0.0
-            self.optimizer.clear_grad(set_to_zero=False)
+            self._clear()
+
+    def _clear(self) -> None:
+        # All of the model's, not the optimizer's alone: others would pile up from step to step.
+        for parameter in self.net.parameters():
+            parameter.clear_gradient(False)
 
     def _finish(self, where: str) -> None:
         vitals = self.exchange.reduce(self._sum, self.optimizer.get_lr())
@@ -79,13 +92,13 @@ class Stepper:
         self._check_rates(vitals, where)
         if self._finite(vitals):
             self.loss = vitals.loss
+            self.torn = True
             self.precision.scaler.step(self.optimizer)
             self.precision.scaler.update()
-            if self.on_nan == "skip":
-                self.exchange.remember()
+            self.exchange.remember()
         else:
             self._skip_or_stop(vitals, where)
-        self.optimizer.clear_grad(set_to_zero=False)
+        self._clear()
 
     def _finite(self, vitals: Vitals) -> bool:
         if not vitals.bad and self.comm.on_cards and not self.precision.scaling:
@@ -105,12 +118,13 @@ class Stepper:
     def _skip_or_stop(self, vitals: Vitals, where: str) -> None:
         who = ", ".join(self.comm.world.name(rank) for rank in vitals.bad) or "some rank"
         what = f"the loss or a gradient is NaN or infinite on {who} ({where})"
+        self.exchange.forget_step()
         if self.on_nan == "stop":
-            self.optimizer.clear_grad(set_to_zero=False)
+            self._clear()
+            self.step -= 1
             raise NonFiniteError(
                 f"{what}. The weights are still those of the step before; on_nan='skip' leaves such steps out"
             )
         self.skipped += 1
-        self.exchange.forget_step()
         if self.comm.world.first:
             log.say(f"step skipped: {what}; {self.skipped} skipped so far")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,23 +26,47 @@ def unwrap(net: Any) -> Any:
     return net._layers if isinstance(net, paddle.DataParallel) else net
 
 
-def structured_names(net: Any, optimizer: Any) -> dict[str, Any]:
-    """Give every parameter its structured name (`features.0.weight`) and return them by it.
+@contextmanager
+def evaluating(net: Any) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards each layer is as it was, also those frozen on purpose."""
+    before = {layer: layer.training for layer in net.sublayers(include_self=True)}
+    net.eval()
+    try:
+        yield
+    finally:
+        for layer, training in before.items():
+            layer.training = training
 
-    Optimizer state, logs and errors then speak of the same names in every process, however many other models
-    (a teacher, an average) were built before this one.
-    """
+
+def held_parameters(net: Any, optimizer: Any) -> dict[str, Any]:
+    """What the optimizer updates, by structured name (`features.0.weight`): the same in every process."""
+    if hasattr(optimizer, "inner_optimizer"):
+        raise FleetError(
+            f"{type(optimizer).__name__} hides its state in another optimizer and could not be resumed: give that one"
+        )
     if getattr(optimizer, "_accumulators", None):
         raise FleetError("the optimizer has already made steps: call job.prepare before the first one")
-    parameters = dict(net.named_parameters())
-    known, held = {id(p) for p in parameters.values()}, optimizer._parameter_list or []
-    if not any(id(p) in known for p in held):
+    sparse = [name for name, layer in net.named_sublayers() if getattr(layer, "_sparse", False)]
+    if sparse:
+        raise FleetError(
+            f"{', '.join(sparse)}: sparse gradients cannot be exchanged; create the embedding with sparse=False"
+        )
+    held = {
+        id(p)
+        for item in optimizer._parameter_list or []
+        for p in (item["params"] if isinstance(item, dict) else [item])
+    }
+    found = {name: p for name, p in net.named_parameters() if id(p) in held}
+    if not found:
         raise FleetError(
             "the optimizer holds none of the model's parameters: create it with parameters=net.parameters()"
         )
-    for name, parameter in parameters.items():
-        parameter.name = name
-    return parameters
+    if len(found) < len(held):
+        raise FleetError(
+            f"the optimizer also holds {len(held) - len(found)} parameters that are not the model's: they would be "
+            f"neither exchanged nor saved; put everything that is trained into one Layer"
+        )
+    return found
 
 
 def check_same(comm: Comm, what: str, mine: dict[str, Any]) -> None:
@@ -74,10 +100,12 @@ def _ranks(world: World, ranks: list[int]) -> str:
 
 
 def describe_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: f"{list(p.shape)} {str(p.dtype).rpartition('.')[2]}{'' if p.trainable else ' frozen'}"
-        for name, p in parameters.items()
-    }
+    def one(parameter: Any) -> str:
+        kind = f"{list(parameter.shape)} {str(parameter.dtype).rpartition('.')[2]}"
+        rate = parameter.optimize_attr.get("learning_rate", 1.0)
+        return kind + ("" if parameter.trainable else " frozen") + ("" if rate == 1.0 else f" learning rate x {rate}")
+
+    return {name: one(parameter) for name, parameter in parameters.items()}
 
 
 # Bookkeeping of Paddle's, not settings.
@@ -122,6 +150,12 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
+def float_buffers(net: Any) -> list[Any]:
+    """Everything that a forward pass may change. (BatchNorm's statistics are frozen parameters in Paddle.)"""
+    buffers = [buffer for buffer in net.buffers() if buffer is not None and paddle.is_floating_point(buffer)]
+    return [*batch_norm_statistics(net), *buffers]
+
+
 def batch_norm_statistics(net: Any) -> list[Any]:
     """The running means and variances of all BatchNorm layers."""
     return [
@@ -152,10 +186,13 @@ class Exchange:
     On cards Paddle's own reducer does this during `backward()`, overlapping it; then only the vitals go through here.
     """
 
-    def __init__(self, comm: Comm, parameters: dict[str, Any], statistics: list[Any]) -> None:
+    def __init__(self, comm: Comm, parameters: list[Any], statistics: list[Any], buffers: list[Any]) -> None:
         self.comm = comm
-        self.parameters = [p for p in parameters.values() if p.trainable]
+        apart = {id(tensor) for tensor in statistics}
+        self.parameters = [p for p in parameters if id(p) not in apart]  # frozen ones too: they may be unfrozen later
         self.statistics = statistics
+        self.buffers = buffers
+        self._frozen = [p for p in self.parameters if not p.trainable]
         size = comm.world.size
         wide = any(p.dtype == paddle.float64 for p in self.parameters)
         shapes = [] if comm.on_cards else [list(t.shape) for t in [*self.parameters, *statistics]]
@@ -172,8 +209,8 @@ class Exchange:
         self._gradients = _view(self.flat, 0, gradients, [gradients]) if gradients else None
         self._sums = _view(self.flat, 0, start, [start]) if start else self.flat
         self._tail = _view(self.flat, start, start + tail, [tail])
-        self._good: list[Any] = []
-        self.remember()
+        self._zero = [False] * len(self.parameters)
+        self._good = [buffer.clone() for buffer in buffers]
 
     def reduce(self, loss: float, rate: float) -> Vitals:
         """Replace every gradient by its mean over ranks."""
@@ -195,25 +232,26 @@ class Exchange:
 
     def _collect(self) -> list[bool]:
         used = []
-        for parameter, view in zip(self.parameters, self.views):
+        for number, (parameter, view) in enumerate(zip(self.parameters, self.views)):
             gradient = parameter._grad_ivar()
             used.append(gradient is not None)
-            if gradient is None:
-                view.zero_()
-            else:
+            if gradient is not None:
                 view.copy_(gradient if gradient.dtype == view.dtype else gradient.astype(view.dtype), True)
+            elif not self._zero[number]:
+                view.zero_()
         for buffer, view in zip(self.statistics, self.views[len(self.parameters) :]):
             view.copy_(buffer if buffer.dtype == view.dtype else buffer.astype(view.dtype), True)
         return used
 
     def _hand_back(self, users: Any) -> None:
+        self._zero = [not used for used in users]
         for parameter, view, used in zip(self.parameters, self.views, users):
             gradient = parameter._grad_ivar()
             if gradient is None:
                 if used:  # by another rank, in a branch that this one did not take
                     parameter.grad = view.astype(parameter.dtype).clone()
-            elif gradient.dtype == view.dtype:
-                view._share_buffer_to(gradient)
+            elif gradient.dtype == view.dtype and gradient.is_contiguous():
+                view._share_buffer_to(gradient)  # shares the memory, but not the strides
             else:
                 gradient.copy_(view.astype(gradient.dtype), True)
         for buffer, view in zip(self.statistics, self.views[len(self.parameters) :]):
@@ -221,31 +259,33 @@ class Exchange:
 
     def reduced_finite(self) -> bool:
         """On cards: whether the gradients are finite, now that the reducer has summed them."""
+        if any(p._grad_ivar() is not None for p in self._frozen):
+            raise FleetError(
+                "on cards a parameter that was frozen at job.prepare cannot be unfrozen: Paddle's reducer leaves it out"
+            )
         sums = [g.astype("float32").sum() for p in self.parameters if (g := p._grad_ivar()) is not None]
         return not sums or math.isfinite(float(paddle.add_n(sums)))
 
     def remember(self) -> None:
-        """Keep the BatchNorm statistics of a good step, in case the next one is skipped."""
-        if not self._good:
-            self._good = [buffer.clone() for buffer in self.statistics]
-        for kept, buffer in zip(self._good, self.statistics):
+        """Keep the buffers (BatchNorm statistics) of a good step, in case the next one is not."""
+        for kept, buffer in zip(self._good, self.buffers):
             kept.copy_(buffer, True)
 
     def forget_step(self) -> None:
-        """Put the BatchNorm statistics back to before a skipped step."""
-        for kept, buffer in zip(self._good, self.statistics):
+        """Put the buffers back to before a step that is left out."""
+        for kept, buffer in zip(self._good, self.buffers):
             buffer.copy_(kept, True)
 
-    def same_statistics(self) -> None:
-        """Average the BatchNorm statistics over ranks where a forward pass outside of a step made them differ."""
-        if self.comm.world.alone or not self.statistics:
+    def same_buffers(self) -> None:
+        """Average over ranks the buffers that differ: after a forward pass outside of a step, or not BatchNorm's."""
+        if self.comm.world.alone or not self.buffers:
             return
-        digest = hashlib.sha256(b"".join(buffer.numpy().tobytes() for buffer in self.statistics)).hexdigest()
-        if len(set(self.comm.gather(digest, "check of BatchNorm statistics"))) == 1:
-            return
-        for buffer in self.statistics:
-            total = self.comm.all_reduce(buffer.clone(), "average of BatchNorm statistics")
-            buffer.copy_(total / self.comm.world.size, True)
+        digests = [hashlib.sha256(buffer.numpy().tobytes()).hexdigest()[:16] for buffer in self.buffers]
+        everybodys = self.comm.gather(digests, "check of buffers")
+        for buffer, *theirs in zip(self.buffers, *everybodys):
+            if len(set(theirs)) > 1:
+                total = self.comm.all_reduce(buffer.astype("float64"), "average of buffers")
+                buffer.copy_((total / self.comm.world.size).astype(buffer.dtype), True)
         self.remember()
 
 

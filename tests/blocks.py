@@ -70,6 +70,18 @@ def with_batch_norm() -> nn.Layer:
     return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1D(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
 
 
+class TwoInputs(nn.Layer):
+    """Whole-number ids and an array in, a dictionary out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inside = nn.Embedding(16, 8), nn.Linear(8, 3)
+
+    def forward(self, ids, x):
+        both = self.table(ids).mean(1) + x
+        return {"scores": self.inside(both), "both": both * 1.0}
+
+
 class Random(nn.Layer):
     """Never answers the same twice."""
 

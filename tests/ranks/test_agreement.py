@@ -189,3 +189,92 @@ def statistics_after_training(path):
 def test_batch_norm_statistics_are_the_same_on_all_ranks_after_each_step(tmp_path):
     ends = run(statistics_after_training, 3, tmp_path / "out", str(tmp_path / "run"))
     assert ends[0] == ends[1] == ends[2]
+
+
+def fine_tuning(path, what):
+    """Freeze, train, unfreeze, train; or a layer with a buffer of its own. This rank's weights and buffers."""
+    import paddle
+    import paddle.nn.functional as F
+    from paddle import nn
+
+    import ppfleet
+    from ppfleet import state
+    from tests import blocks
+
+    class Centred(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("centre", paddle.zeros([16]))
+
+        def forward(self, x):
+            if self.training:
+                self.centre.set_value(0.9 * self.centre + 0.1 * x.mean(0).detach())
+            return x - self.centre
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = nn.Sequential(Centred() if what == "buffer" else nn.Linear(16, 16), nn.Linear(16, 10))
+    frozen = net[0].parameters() if what == "unfreeze" else []
+    for parameter in frozen:
+        parameter.stop_gradient = True
+    wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
+    before = [p.numpy().copy() for p in frozen]
+    data = job.loader(blocks.Points(96), 8, shuffle=True)
+    for _ in job.epochs(2):
+        for points, labels in job.steps(data):
+            job.backward(F.cross_entropy(wrapped(points), labels))
+        untouched = all((old == p.numpy()).all() for old, p in zip(before, frozen))
+        for parameter in frozen:
+            parameter.stop_gradient = False
+        job.save()
+    return [state.fingerprint(net), bool(untouched)]
+
+
+@pytest.mark.parametrize("what", ["unfreeze", "buffer"])
+def test_unfrozen_parameters_and_own_buffers_stay_together(tmp_path, what):
+    ends = run(fine_tuning, 2, tmp_path / "out", str(tmp_path / "run"), what)
+    assert ends[0] == ends[1]
+    assert ends[0][1] == (what != "unfreeze")
+
+
+def diverges(path):
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = blocks.mlp()
+    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
+    for points, labels in job.steps(job.loader(blocks.Points(32), 8, shuffle=True)):
+        job.backward(F.cross_entropy(wrapped(points), labels))
+        if job.world.rank == 1:
+            net[0].weight.set_value(net[0].weight * 1.01)  # what no check of ours foresees
+    job.save()
+
+
+def test_weights_that_differ_are_never_saved(tmp_path):
+    for kind, message in run_raising(diverges, 2, tmp_path / "out", str(tmp_path / "run")):
+        assert kind == "MismatchError" and "different points or weights to save" in message
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def changes_its_batch(path):
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = blocks.mlp()
+    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
+    for epoch in job.epochs(2):
+        batch = 4 if epoch and job.world.rank else 8
+        for points, labels in job.steps(job.loader(blocks.Points(32), batch, shuffle=True)):
+            job.backward(F.cross_entropy(wrapped(points), labels))
+
+
+def test_settings_that_differ_later_are_found_too(tmp_path):
+    for kind, message in run_raising(changes_its_batch, 2, tmp_path / "out", str(tmp_path / "run")):
+        assert kind == "MismatchError" and "batch_size: 8 on rank 0 on 127.0.0.1; 4 on rank 1" in message

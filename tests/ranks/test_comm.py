@@ -72,6 +72,10 @@ def failing_section(error):
             raise CheckpointError("the disk is full")
         raise ZeroDivisionError("oh")
 
+    if error == "not plain":
+        import numpy as np
+
+        comm.on_first(lambda: np.float32(1), "a sum")
     if error == "block":
         with comm.first("unpack"):
             raise ValueError("bad archive")
@@ -88,6 +92,11 @@ def test_an_exception_in_a_rank_0_section_raises_on_all(tmp_path):
     first, *others = run_raising(failing_section, 2, tmp_path, "block")
     assert first == ("ValueError", "bad archive")
     assert others[0][0] == "FleetError" and "unpack failed on rank 0" in others[0][1]
+
+
+def test_a_result_that_cannot_travel_is_an_error_on_all(tmp_path):
+    first, other = run_raising(failing_section, 2, tmp_path, "not plain")
+    assert first[0] == "TypeError" and "a sum failed on rank 0" in other[1] and "not JSON serializable" in other[1]
 
 
 def long_section(seconds):

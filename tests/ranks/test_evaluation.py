@@ -19,11 +19,16 @@ def evaluate(path, length, workers):
         weight = (label % 2 == 0).astype("float32")
         return metrics.top1(output, label) * weight, weight
 
+    def ones(output, label):
+        return paddle.ones([label.shape[0]], dtype="bfloat16")
+
     net.train()
+    inside = net._layers if job.world.size > 1 else net
+    inside[1].eval()  # frozen on purpose
     scores = job.evaluate(
-        net, val, top1=metrics.top1, top5=metrics.top5, loss=metrics.cross_entropy, even_top1=two_halves
+        net, val, top1=metrics.top1, top5=metrics.top5, loss=metrics.cross_entropy, even_top1=two_halves, ones=ones
     )
-    assert net.training
+    assert [layer.training for layer in inside.sublayers()] == [True, False, True, True, True]
     return scores
 
 
@@ -31,6 +36,7 @@ def test_1030_samples_on_1_2_3_4_ranks_give_identical_figures(tmp_path):
     figures = [run(evaluate, ranks, tmp_path / "out", str(tmp_path / str(ranks)), 1030, 0) for ranks in (1, 2, 3, 4)]
     print(figures[0][0])
     assert figures[0][0]["samples"] == 1030
+    assert figures[0][0]["ones"] == 1.0
     assert 0 < figures[0][0]["top1"] < figures[0][0]["top5"] < 1
     for per_rank in figures:
         for scores in per_rank:

@@ -102,23 +102,24 @@ def test_one_process_agrees_with_plain_paddle(tmp_path, kind):
     assert worst(tmp_path / "job.npz", tmp_path / "hand.npz") <= 1e-6
 
 
-def padded_step(path, length):
-    """One epoch of a set that does not divide: the last global batch is padded, and weighted by the loader."""
+def padded_step(path, length, accumulate=1):
+    """Two epochs of a set that does not divide: the last global batch is padded, and weighted by the loader."""
     import paddle
     import paddle.nn.functional as F
 
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=1)
+    job = ppfleet.Job(path, device="cpu", seed=1, accumulate=accumulate)
     net = blocks.mlp()
     wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.5, parameters=net.parameters()))
-    data = job.loader(blocks.Points(length), 12 // job.world.size, shuffle=True, tail="pad")
+    data = job.loader(blocks.Points(length), 12 // job.world.size // accumulate, shuffle=True, tail="pad")
     masks = []
-    for points, labels in job.steps(data):
-        losses = F.cross_entropy(wrapped(points), labels, reduction="none").reshape([-1])
-        job.backward((losses * data.weights).mean())
-        masks.append(int(data.mask.sum()))
+    for _ in range(2):
+        for points, labels in job.steps(data):
+            losses = F.cross_entropy(wrapped(points), labels, reduction="none").reshape([-1])
+            job.backward((losses * data.weights).mean())
+            masks.append(int(data.mask.sum()))
     if job.world.first:
         np.savez(f"{path}.npz", **{name: p.numpy() for name, p in net.named_parameters()})
     return masks
@@ -126,6 +127,8 @@ def padded_step(path, length):
 
 def test_padded_tail_weighs_every_real_sample_the_same(tmp_path):
     masks = [run(padded_step, ranks, tmp_path / "out", str(tmp_path / f"pad{ranks}"), 29) for ranks in (1, 2, 3)]
-    assert [[sum(step) for step in zip(*per_rank)] for per_rank in masks] == [[12, 12, 5]] * 3
+    assert [[sum(step) for step in zip(*per_rank)] for per_rank in masks] == [[12, 12, 5] * 2] * 3
     for ranks in (2, 3):
         assert worst(tmp_path / f"pad{ranks}.npz", tmp_path / "pad1.npz") <= 1e-5
+    run(padded_step, 2, tmp_path / "out", str(tmp_path / "accumulated"), 29, 3)
+    assert worst(tmp_path / "accumulated.npz", tmp_path / "pad1.npz") <= 1e-5

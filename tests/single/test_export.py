@@ -87,6 +87,52 @@ def test_a_fixed_batch_and_nonsense_are_refused(tmp_path):
     assert kind == "ExportError" and "neither a shape like [None, 3, 224, 224]" in message
 
 
+def exports(path, what):
+    """Unusual models: how each export ends."""
+    from pathlib import Path
+
+    import paddle
+    from paddle.static import InputSpec
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = blocks.TwoInputs() if what == "two" else blocks.with_batch_norm()
+    job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    job.save()
+    if what == "nan":
+        net[4].weight.set_value(net[4].weight * float("nan"))
+    if what == "frozen":
+        net[1].eval()
+    spec = [InputSpec([None, 4], "int64", "ids"), InputSpec([None, 8], "float32", "x")] if what == "two" else [None, 16]
+    try:
+        stamp = job.export(net, spec, path if what == "occupied" else None)
+    except ppfleet.FleetError as failure:
+        return [str(failure), (Path(path) / "checkpoints/latest/manifest.json").exists()]
+    return [stamp["inputs"], [layer.training for layer in net.sublayers()]]
+
+
+def test_an_occupied_directory_is_not_replaced(tmp_path):
+    ((message, still_there),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "occupied")
+    assert "holds other things than an exported model" in message and still_there
+
+
+def test_nan_does_not_pass_for_parity(tmp_path):
+    ((message, _),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "nan")
+    assert "the dynamic model answers with NaN" in message
+
+
+def test_layers_frozen_on_purpose_stay_so(tmp_path):
+    ((_, training),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "frozen")
+    assert training == [True, False, True, True, True]
+
+
+def test_several_inputs_and_outputs(tmp_path):
+    ((inputs, _),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "two")
+    assert [(i["name"], i["dtype"]) for i in inputs] == [("ids", "int64"), ("x", "float32")]
+
+
 def find(path):
     from ppfleet.errors import ExportError
     from ppfleet.export import find_model

@@ -188,6 +188,11 @@ def misuse(path):
     attempt(lambda: job.save())
     attempt(lambda: job.prepare(paddle.DataParallel(net), sgd))
     attempt(lambda: job.prepare(net, paddle.optimizer.SGD(0.1, parameters=blocks.mlp().parameters())))
+    both = [*net.parameters(), *blocks.mlp().parameters()]
+    attempt(lambda: job.prepare(net, paddle.optimizer.SGD(0.1, parameters=both)))
+    attempt(lambda: job.prepare(net, paddle.incubate.LookAhead(sgd)))
+    sparse = paddle.nn.Sequential(paddle.nn.Embedding(3, 4, sparse=True))
+    attempt(lambda: job.prepare(sparse, paddle.optimizer.SGD(0.1, parameters=sparse.parameters())))
     job.prepare(net, sgd)
     attempt(lambda: job.prepare(net, sgd))
     data = job.loader(blocks.Points(64), 8, shuffle=True)
@@ -199,7 +204,7 @@ def misuse(path):
             attempt(lambda points=points: job.backward(net(points).mean()))
             continue
         break
-    attempt(lambda: next(job.steps(data)))
+    attempt(lambda: next(job.steps([1])))
     attempt(lambda: job.evaluate(net, data))
     attempt(lambda: job.save(mode="most"))
     attempt(lambda: job.resume(f"{path}/none"))
@@ -215,11 +220,14 @@ def test_misuse_is_explained(tmp_path):
         "job.save needs a model",
         "plain model",
         "holds none of the model's parameters",
+        "also holds 4 parameters that are not the model's",
+        "hides its state in another optimizer",
+        "sparse=False",
         "one model with one optimizer",
         "single number",
         "in the middle of a step (1 of 2 batches)",
         "once for each batch",
-        "ran before in epoch 0",
+        "job.steps takes what job.loader returns, not a list",
         "at least one metric",
         "neither max nor min",
         "manifest.json is missing",

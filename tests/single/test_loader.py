@@ -34,13 +34,14 @@ def streams(rank, size, tail, position):
 
     class Stream(paddle.io.IterableDataset):
         def __iter__(self):
-            for number in range(29):
+            for number in np.random.permutation(29):  # its own order, drawn when it is opened
                 yield np.float32(number), np.float32(np.random.uniform())
 
     loader = make_loader(
         Stream(), {"batch_size": 4, "rank": rank, "size": size, "seed": 3, "shuffle": False, "tail": tail}
     )
-    loader.position = position
+    loader.start = position
+    np.random.seed(rank)  # what a training step leaves behind differs from rank to rank
     out = []
     for numbers, noise in loader:
         real = int(loader.mask.sum())
@@ -58,6 +59,55 @@ def test_a_stream_is_cut_into_equal_steps_without_loss(tmp_path):
     assert [len(part) for part in (run(streams, 1, tmp_path, rank, 3, "drop", 0)[0] for rank in range(3))] == [2, 2, 2]
     resumed = run(streams, 1, tmp_path, 0, 1, "pad", 24)[0]
     assert resumed == one[6:]
+
+
+def left_early():
+    from ppfleet.loader import make_loader
+    from tests import blocks
+
+    plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    loader = make_loader(blocks.Points(32), plan)
+    for _ in loader:
+        break
+    first = len(list(loader))
+    loader.start = 16
+    return [first, len(list(loader)), len(list(loader))]
+
+
+def test_a_pass_begins_at_the_beginning_after_one_that_was_left(tmp_path):
+    assert run(left_early, 1, tmp_path) == [[4, 2, 4]]
+
+
+def lazy(path, workers):
+    from pathlib import Path
+
+    import paddle
+
+    from ppfleet.loader import make_loader
+
+    class Lazy(paddle.io.Dataset):
+        """Opens its file at the first use, as LMDB and HDF5 readers do."""
+
+        opened = None
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            if self.opened is None:
+                self.opened = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115
+            self.opened.seek(index)
+            return np.frombuffer(self.opened.read(1), dtype=np.uint8).astype("int64")[0]
+
+    Path(path).write_bytes(bytes(range(64)))
+    dataset = Lazy()
+    plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    seen = [int(value) for batch in make_loader(dataset, plan, workers) for value in batch]
+    return [seen, dataset.opened is None]
+
+
+def test_a_file_opened_at_first_use_is_opened_in_the_workers(tmp_path):
+    assert run(lazy, 1, tmp_path / "out", str(tmp_path / "data"), 2) == [[list(range(64)), True]]
 
 
 def refusals():

@@ -260,3 +260,133 @@ def best(path):
             job.save(mode=mode, **{name: value})
         seen += [job.best, Path(f"{path}-{mode}/checkpoints/best").resolve().name]
     return seen
+
+
+def saves(path, what):
+    """Saves under odd circumstances, by a job that has one model and no data."""
+    import os
+    from pathlib import Path
+
+    import paddle
+
+    import ppfleet
+    from ppfleet import rundir
+    from tests import blocks
+
+    os.chdir(Path(path).parent)
+    job = ppfleet.Job("odd", device="cpu")
+    net = blocks.mlp()
+    job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    root = Path(path).parent / "odd"
+    job.save(top1=0.5)
+    if what == "chdir":
+        os.chdir("/")
+        job.save()
+    if what == "copied":  # with links followed, as cp -rL and object stores do
+        target = (root / "checkpoints/latest").resolve()
+        (root / "checkpoints/latest").unlink()
+        target.rename(root / "checkpoints/latest")
+        job.save()
+    if what == "full":
+        real, rundir.checkpoint.write = rundir.checkpoint.write, lambda *_: (_ for _ in ()).throw(OSError("full"))
+        try:
+            job.save(top1=0.9)
+        except OSError:
+            rundir.checkpoint.write = real
+        job.save(top1=0.8)
+    if what == "killed":  # between the rename and the links: what a resume finds
+        real, rundir.checkpoint.link = rundir.checkpoint.link, lambda *_: None
+        real_weights, rundir.RunDir._write_weights = rundir.RunDir._write_weights, lambda *_: None
+        net[0].weight.set_value(net[0].weight * 2)
+        job.save(top1=0.9)
+        rundir.checkpoint.link, rundir.RunDir._write_weights = real, real_weights
+        job.resume()
+        same = paddle.load(str(root / "best.pdparams"))["0.weight"].numpy() == net[0].weight.numpy()
+        assert bool(same.all())
+    links = [(root / "checkpoints" / name).resolve().name for name in ("latest", "best")]
+    return [job.best, *links, sorted(p.name for p in root.iterdir())]
+
+
+def test_best_is_what_was_really_written(tmp_path):
+    ((best_score, _, link, _),) = run(saves, 1, tmp_path / "out", str(tmp_path / "run"), "full")
+    assert best_score == 0.8 and link == "000002-step-0"
+
+
+def test_links_are_mended_after_a_kill(tmp_path):
+    ((best_score, latest, link, _),) = run(saves, 1, tmp_path / "out", str(tmp_path / "run"), "killed")
+    assert best_score == 0.9 and latest == link == "000002-step-0"
+
+
+def test_a_copied_run_and_a_change_of_directory(tmp_path):
+    ((_, latest, _, _),) = run(saves, 1, tmp_path / "out", str(tmp_path / "run"), "copied")
+    assert latest == "000001-step-0" or latest == "000002-step-0"
+    ((_, latest, _, names),) = run(saves, 1, tmp_path / "out", str(tmp_path / "other/run"), "chdir")
+    assert latest == "000002-step-0" and "checkpoints" in names and ".lock" in names
+
+
+def stops_and_goes_on(path, what):
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from ppfleet import state
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = blocks.with_batch_norm()
+    sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+    job.prepare(net, sgd)
+    data = job.loader(blocks.Points(64), 8, shuffle=True)
+    job.resume()
+    seen, failed = [], False
+    real_step = sgd.step
+
+    def interrupted():
+        real_step()
+        raise KeyboardInterrupt
+
+    try:
+        while job.epoch < 3:
+            try:
+                for _ in job.epochs(3):
+                    for number, (points, labels) in enumerate(job.steps(data)):
+                        if what == "break" and number == 3:
+                            break
+                        if what == "interrupt" and job.step == 10:
+                            sgd.step = interrupted
+                        bad = what == "rollback" and job.step == 10 and not failed
+                        job.backward(F.cross_entropy(net(points * float("nan") if bad else points), labels))
+                    seen.append(job.step)
+                    job.save()
+                    if what == "break" and job.step == 6 and path.endswith("stopped"):
+                        return seen
+            except ppfleet.FleetError:
+                failed = True
+                assert all(bool(paddle.isfinite(t).all()) for t in net.state_dict().values())
+                job.resume()
+    except KeyboardInterrupt:
+        try:
+            job.save()
+        except ppfleet.FleetError as refusal:
+            return str(refusal)
+    return [seen, state.fingerprint(net)]
+
+
+def test_a_loop_left_by_break_ends_its_epoch_also_after_a_resume(tmp_path):
+    (whole,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "whole"), "break")
+    assert whole[0] == [3, 6, 9]
+    run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "stopped"), "break")
+    (tmp_path / "stopped").rename(tmp_path / "again")
+    (again,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "again"), "break")
+    assert again == [[9], whole[1]]
+
+
+def test_going_back_to_the_last_checkpoint_after_nan(tmp_path):
+    (plain,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "plain"), "nothing")
+    (rolled,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "rolled"), "rollback")
+    assert plain[0] == rolled[0] == [8, 16, 24] and plain[1] == rolled[1]
+
+
+def test_weights_between_two_steps_are_not_saved(tmp_path):
+    (refusal,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "run"), "interrupt")
+    assert "interrupted halfway" in refusal

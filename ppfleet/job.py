@@ -224,10 +224,10 @@ class Job:
             )
         self._agree(loader)
         self._check_order(loader)
-        self._left = True
         label = f"epoch: [{self.epoch + 1}/{self._epochs or '?'}]"
         progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
         batches = iter(loader)
+        over = False
         try:
             while True:
                 asked = time.perf_counter()
@@ -245,10 +245,12 @@ class Job:
                     self._report(loader, progress)
                 if self.save_every and not stepper.done and stepper.step % self.save_every == 0:
                     self.save()
-            self.epoch, self._position, self._left = self.epoch + 1, 0, False
+            over = True
+            self.epoch, self._position = self.epoch + 1, 0
         finally:
             progress.close()
             stepper.abandon()
+            self._left = not over
 
     def backward(self, loss: Any) -> None:
         """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
@@ -308,7 +310,7 @@ class Job:
             )
         # A loop over job.steps that was left by a break ends its epoch; one that an exception ended, out of job.epochs
         # too, is resumed where it was.
-        over = self._left and self._in_epochs and stepper.called
+        over = self._left and self._in_epochs
         place: dict[str, Any] = {
             "epoch": self.epoch + 1 if over else self.epoch,
             "step": self.step,

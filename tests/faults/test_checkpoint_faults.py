@@ -27,7 +27,7 @@ def mounted(path, options):
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def train(directory, epochs, width=16, other_optimizer=False, save_every=0):
+def train(directory, epochs, width=16, other_optimizer=False, seed=1):
     """One epoch is 4 steps and ends with a save; returns where training started and how it ended."""
     import paddle
     import paddle.nn.functional as F
@@ -37,7 +37,7 @@ def train(directory, epochs, width=16, other_optimizer=False, save_every=0):
     from ppfleet import state
     from tests import blocks
 
-    job = ppfleet.Job(directory, device="cpu", seed=1, save_every=save_every)
+    job = ppfleet.Job(directory, device="cpu", seed=seed)
     net = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 10))
     optimizer = paddle.optimizer.SGD if other_optimizer else paddle.optimizer.Adam
     wrapped, adam = job.prepare(net, optimizer(0.01, parameters=net.parameters()))
@@ -202,6 +202,17 @@ def test_wrong_architecture(tmp_path, ranks):
     assert run(train, ranks, tmp_path / "out", str(tmp_path / "run"), 2)[0]["started"] == 4
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_another_seed(tmp_path, ranks):
+    run(train, ranks, tmp_path / "out", str(tmp_path / "run"), 1)
+    for kind, message in run_raising(train_with_seed_2, ranks, tmp_path / "out", str(tmp_path / "run")):
+        assert kind == "CheckpointError" and "was trained with seed=1, not 2" in message
+
+
+def train_with_seed_2(directory):
+    return train(directory, 2, seed=2)
+
+
 def test_a_second_job_in_the_same_directory_is_refused(tmp_path):
     ends = run(two_jobs, 1, tmp_path / "out", str(tmp_path / "run"))
     code, message, code_after = ends[0]
@@ -219,4 +230,4 @@ def two_jobs(directory):
     refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     job.close()
     allowed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return [refused.returncode, refused.stderr.strip().splitlines()[-1], allowed.returncode]
+    return [refused.returncode, (refused.stderr.strip().splitlines() or [""])[-1], allowed.returncode]

@@ -152,12 +152,12 @@ def test_waiting_for_a_rank_that_left_ends(tmp_path, what):
 def late():
     comm = make()
     if comm.world.rank == 1:
-        time.sleep(13)
+        time.sleep(33)  # longer than gloo would wait
     comm.barrier("the start")
 
 
 def test_who_is_late_is_named(tmp_path):
-    ends = start(late, 3, tmp_path).wait(60)
+    ends = start(late, 3, tmp_path).wait(90)
     assert [end.code for end in ends] == [0, 0, 0]
     assert "has waited 10 s in the start for rank 1 on 127.0.0.1" in ends[0].output
 

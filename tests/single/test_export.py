@@ -48,6 +48,7 @@ def test_exported_on_1_and_2_ranks(tmp_path):
             assert end["stamp"]["parity"]["batches"] == [1, 4] and end["stamp"]["parity"]["largest_error"] <= 1e-4
             assert end["program"] in ("inference.json", "inference.pdmodel")
         stamp = json.loads((target / "export.json").read_text())
+        assert set(stamp["sha256"]) == {part.name for part in target.iterdir()} - {"export.json"}
         for name, digest in stamp["sha256"].items():
             assert hashlib.sha256((target / name).read_bytes()).hexdigest() == digest
         stored = np.load(target / "parity.npz")

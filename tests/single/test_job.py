@@ -319,9 +319,60 @@ def test_links_are_mended_after_a_kill(tmp_path):
 
 def test_a_copied_run_and_a_change_of_directory(tmp_path):
     ((_, latest, _, _),) = run(saves, 1, tmp_path / "out", str(tmp_path / "run"), "copied")
-    assert latest == "000001-step-0" or latest == "000002-step-0"
+    assert latest == "000001-step-0"
+    (tmp_path / "other").mkdir()
     ((_, latest, _, names),) = run(saves, 1, tmp_path / "out", str(tmp_path / "other/run"), "chdir")
     assert latest == "000002-step-0" and "checkpoints" in names and ".lock" in names
+
+
+def test_best_survives_a_resume(tmp_path):
+    assert run(best_again, 1, tmp_path / "out", str(tmp_path / "run")) == [[0.9, "000001-step-0", 0.9, "000001-step-0"]]
+
+
+def best_again(path):
+    from pathlib import Path
+
+    import paddle
+
+    import ppfleet
+    from tests import blocks
+
+    seen = []
+    for score in (0.9, 0.5):
+        job = ppfleet.Job(path, device="cpu")
+        net = blocks.mlp()
+        job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+        job.resume()
+        job.save(top1=score)
+        seen += [job.best, Path(path, "checkpoints/best").resolve().name]
+        job.close()
+    return seen
+
+
+def accumulates(path):
+    import paddle
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", accumulate=3)
+    net = blocks.mlp()
+    job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    losses = []
+    for points, _ in job.steps(job.loader(blocks.Points(64), 8, shuffle=True)):
+        job.backward(net(points).mean() * 0 + 2.0)
+        losses.append(job._stepper.loss)
+    steps = job.step
+    for number, (points, _) in enumerate(job.steps(job.loader(blocks.Points(64), 8, shuffle=True))):
+        job.backward(net(points).mean())
+        if number == 0:
+            break
+    return [steps, losses[-1], all(p.grad is None for p in net.parameters())]
+
+
+def test_accumulated_steps(tmp_path):
+    """8 batches make 3, 3 and 2; the loss shown is a mean; a loop that is left leaves no gradient behind."""
+    assert run(accumulates, 1, tmp_path / "out", str(tmp_path / "run")) == [[3, 2.0, True]]
 
 
 def stops_and_goes_on(path, what):
@@ -356,6 +407,8 @@ def stops_and_goes_on(path, what):
                             sgd.step = interrupted
                         bad = what == "rollback" and job.step == 10 and not failed
                         job.backward(F.cross_entropy(net(points * float("nan") if bad else points), labels))
+                        if what == "exception" and job.step == 11:
+                            raise KeyboardInterrupt
                     seen.append(job.step)
                     job.save()
                     if what == "break" and job.step == 6 and path.endswith("stopped"):
@@ -367,6 +420,7 @@ def stops_and_goes_on(path, what):
     except KeyboardInterrupt:
         try:
             job.save()
+            return seen
         except ppfleet.FleetError as refusal:
             return str(refusal)
     return [seen, state.fingerprint(net)]
@@ -385,6 +439,13 @@ def test_going_back_to_the_last_checkpoint_after_nan(tmp_path):
     (plain,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "plain"), "nothing")
     (rolled,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "rolled"), "rollback")
     assert plain[0] == rolled[0] == [8, 16, 24] and plain[1] == rolled[1]
+
+
+def test_an_exception_is_saved_where_it_came(tmp_path):
+    (plain,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "plain"), "nothing")
+    assert run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "run"), "exception") == [[8]]
+    (resumed,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "run"), "nothing")
+    assert resumed == [[16, 24], plain[1]]
 
 
 def test_weights_between_two_steps_are_not_saved(tmp_path):

@@ -27,6 +27,59 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(tmp_path):
     assert len(set(flat)) == 64
 
 
+def draws(epoch, seed, stream):
+    """What each sample draws from both generators."""
+    import random
+
+    import paddle
+
+    from ppfleet.loader import make_loader
+
+    def draw(index):
+        return [index, random.random(), float(np.random.rand())]
+
+    class Draws(paddle.io.Dataset):
+        def __len__(self):
+            return 32
+
+        def __getitem__(self, index):
+            return np.array(draw(index))
+
+    class Stream(paddle.io.IterableDataset):
+        def __iter__(self):
+            for index in range(32):
+                yield np.array(draw(index))
+
+    plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": seed, "shuffle": False, "tail": "pad"}
+    loader = make_loader(Stream() if stream else Draws(), plan)
+    loader.epoch = epoch
+    return [row for batch in loader for row in batch.numpy().tolist()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_sample_has_randomness_of_its_own(tmp_path, stream):
+    tables = [run(draws, 1, tmp_path, epoch, seed, stream)[0] for epoch, seed in ((0, 3), (1, 3), (0, 4), (0, 3))]
+    assert tables[0] == tables[3]
+    for column in (1, 2):
+        values = [row[column] for table in tables[:3] for row in table]
+        assert len(set(values)) == 96  # neither index, nor epoch, nor seed is left out
+
+
+def weights(rank):
+    from ppfleet.loader import make_loader
+    from tests import blocks
+
+    plan = {"batch_size": 6, "rank": rank, "size": 2, "seed": 3, "shuffle": False, "tail": "pad"}
+    loader = make_loader(blocks.Points(29), plan)
+    return [[loader.weights.tolist() for _ in loader] for _ in range(2)]
+
+
+def test_weights_make_a_mean_over_the_real_samples(tmp_path):
+    scale = float(np.float32(12 / 5))
+    for rank, last in enumerate(([scale] * 5 + [0.0], [0.0] * 6)):
+        assert run(weights, 1, tmp_path, rank) == [[[[1.0] * 6, [1.0] * 6, last]] * 2]
+
+
 def streams(rank, size, tail, position):
     import paddle
 
@@ -146,7 +199,8 @@ def test_what_cannot_work_is_refused_with_advice(tmp_path):
         assert part in message
 
 
-def shared_memory():
+def shared_memory(free_batches, workers, local_size):
+    """A host whose /dev/shm has room for that many batches: what is said, and what Paddle's loader is told."""
     import shutil
     from collections import namedtuple
 
@@ -154,23 +208,34 @@ def shared_memory():
     from ppfleet import log
     from tests import blocks
 
-    said = []
+    said, told = [], []
     log.say = said.append
-    real = shutil.disk_usage
-    module.shutil.disk_usage = lambda path: (
-        namedtuple("usage", "total used free")(64 << 20, 64 << 20, 4096) if path == "/dev/shm" else real(path)
-    )
+    batch = 8 * (3 * 32 * 32 * 4 + 8)
+    usage = namedtuple("usage", "free")
+    real, real_loader = shutil.disk_usage, module.DataLoader
+    module.shutil.disk_usage = lambda path: usage(int(free_batches * batch)) if path == "/dev/shm" else real(path)
+
+    def recording(*arguments, **options):
+        told.append(options["use_shared_memory"])
+        return real_loader(*arguments, **options)
+
+    module.DataLoader = recording
     plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
-    small = module.make_loader(blocks.Pictures(32), plan, workers=2)
-    count = sum(len(labels) for _, labels in small)
-    count += sum(len(labels) for _, labels in small)
-    return [count, said]
+    small = module.make_loader(blocks.Pictures(32), plan, workers=workers, local_size=local_size)
+    count = sum(len(labels) for _, labels in small) + sum(len(labels) for _, labels in small)
+    return [count, len(said), told, " ".join(said)]
 
 
 def test_too_little_shared_memory_is_said_once_and_avoided(tmp_path):
-    ((count, said),) = run(shared_memory, 1, tmp_path)
-    assert count == 64
-    assert len(said) == 1 and "/dev/shm has 0 MB free" in said[0] and "pipes" in said[0]
+    ((count, times, told, message),) = run(shared_memory, 1, tmp_path, 5, 2, 1)
+    assert [count, times, told] == [64, 1, [False, False]]
+    assert "/dev/shm has 0 MB free, 2 loader workers need" in message and "pipes" in message
+
+
+@pytest.mark.parametrize(("free", "workers", "ranks", "used"), [(6, 2, 1, True), (6, 2, 2, False), (4, 1, 1, True)])
+def test_shared_memory_is_counted_for_all_workers_of_all_ranks(tmp_path, free, workers, ranks, used):
+    ((_, times, told, _),) = run(shared_memory, 1, tmp_path, free, workers, ranks)
+    assert told == [used, used] and times == (not used)
 
 
 def orphans(path):

@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,32 @@ def test_newest_is_the_one_written_last_also_after_going_back(tmp_path):
     checkpoint.write(tmp_path, 500, writers())
     back = checkpoint.write(tmp_path, 100, writers())
     assert checkpoint.newest(tmp_path).path == back
+    assert (tmp_path / "latest").resolve() == back.resolve()
+
+
+def test_nothing_has_its_final_name_before_it_is_whole_and_on_the_disk(tmp_path, monkeypatch):
+    events = []
+    real_fsync, real_rename = os.fsync, Path.rename
+
+    def fsync(descriptor):
+        events.append(("fsync", Path(f"/proc/self/fd/{descriptor}").resolve().name))
+        real_fsync(descriptor)
+
+    def rename(self, target):
+        events.append(("rename", Path(target).name))
+        return real_rename(self, target)
+
+    def writer(path):
+        assert path.parent.name.startswith(".tmp-") and not list(tmp_path.glob("0*"))
+        path.write_text("weights")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    checkpoint.write(tmp_path, 2, dict.fromkeys(checkpoint.PARTS, writer))
+    at = events.index(("rename", "000001-step-2"))
+    before = [name for kind, name in events[:at] if kind == "fsync"]
+    assert {*checkpoint.PARTS, "manifest.json"} <= set(before) and any(name.startswith(".tmp-") for name in before)
+    assert ("fsync", tmp_path.name) in events[at:]
 
 
 def test_keep_and_best(tmp_path):

@@ -366,7 +366,7 @@ class Job:
         self.precision.restore(facts["scaler"])
         self.epoch, self._position, self.best = facts["epoch"], facts["position"], facts["best"]
         self._order, self._left = facts["order"], False
-        stepper.step, stepper.skipped = facts["step"], facts["skipped"]
+        stepper.step, stepper.skipped, stepper.torn = facts["step"], facts["skipped"], False
         stepper.exchange.remember()
         if str(source) == "auto":
             self.comm.on_first(lambda: self._run.mend(Path(found), self._net, facts["is_best"]), "mending of links")

@@ -422,6 +422,8 @@ def stops_and_goes_on(path, what):
             job.save()
             return seen
         except ppfleet.FleetError as refusal:
+            job.resume()
+            job.save()  # from whole weights again
             return str(refusal)
     return [seen, state.fingerprint(net)]
 

@@ -33,6 +33,7 @@ class Stepper:
         self.called = True  # whether the batch in hand has been through backward
         self._sum = 0.0
         self._samples = 0
+        self._everything = net.parameters()  # once: walking a large model takes time
 
     def begin(self, loader: Loader, left: int | None) -> None:
         """A batch is about to be handed out; `left` counts it and those after it in this epoch."""
@@ -81,7 +82,7 @@ class Stepper:
 
     def _clear(self) -> None:
         # All of the model's, not the optimizer's alone: others would pile up from step to step.
-        for parameter in self.net.parameters():
+        for parameter in self._everything:
             parameter.clear_gradient(False)
 
     def _finish(self, where: str) -> None:

@@ -22,6 +22,8 @@ def brings(path, what):
         net.add_sublayer("extra", nn.Linear(10, 10))
     if odd and what == "frozen":
         net[0].weight.trainable = False
+    if odd and what == "multiplier":
+        net[0].weight.optimize_attr["learning_rate"] = 0.5
     rate = 0.2 if odd and what == "rate" else 0.1
     schedule = paddle.optimizer.lr.StepDecay(rate, 5 if odd and what == "schedule" else 6)
     decay = 1e-3 if odd and what == "decay" else 1e-4
@@ -42,6 +44,7 @@ def brings(path, what):
         ("shape", "0.weight"),
         ("layer", "extra.weight"),
         ("frozen", "0.weight"),
+        ("multiplier", "learning rate x 0.5"),
         ("rate", "learning_rate: 0.1 on rank 0"),
         ("decay", "0.001 on rank 1"),
         ("momentum", "momentum: 0.9 on rank 0 on 127.0.0.1; 0.8 on rank 1"),

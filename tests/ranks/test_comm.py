@@ -16,9 +16,17 @@ def make():
 
 
 def collectives():
+    import os
+
     import paddle
 
+    from ppfleet.comm import _send_at_once
+
     comm = make()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    if not comm.world.alone:
+        _send_at_once(comm.world)
+    leaked = len(os.listdir("/proc/self/fd")) - before  # noqa: PTH208
     rank, size = comm.world.rank, comm.world.size
     sums = {
         dtype: comm.all_reduce(paddle.full([3], rank + 1).astype(dtype)).astype("float32").tolist()
@@ -33,6 +41,7 @@ def collectives():
         "gathered": comm.gather({"rank": rank, "text": "x" * 1000 * rank}),
         "first": comm.on_first(lambda: {"from": rank}, "test"),
         "order": order,
+        "leaked": leaked,
         "bytes": len(comm.broadcast_bytes(bytes(range(256)) * 5 if rank == 0 else None)),
     }
 
@@ -47,6 +56,7 @@ def test_collectives(tmp_path, size):
         assert [len(part["text"]) for part in seen["gathered"]] == [1000 * r for r in range(size)]
         assert seen["first"] == {"from": 0}
         assert seen["bytes"] == 1280
+        assert seen["leaked"] == 0  # looking for the store's sockets leaves no descriptor behind
         assert (seen["order"] == 1) == (rank == 0)
 
 

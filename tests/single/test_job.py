@@ -209,6 +209,9 @@ def misuse(path):
     attempt(lambda: job.save(mode="most"))
     attempt(lambda: job.resume(f"{path}/none"))
     attempt(lambda: job.evaluate(net, data, mean=lambda output, label: output.mean()))
+    attempt(lambda: job.resume(f"{path}/settings.json"))
+    named = job.loader([{"x": 1.0}] * 8, 4)
+    attempt(lambda: job.evaluate(net, named, one=lambda output: output))
     return said
 
 
@@ -232,6 +235,8 @@ def test_misuse_is_explained(tmp_path):
         "neither max nor min",
         "manifest.json is missing",
         "one value per sample",
+        "settings.json is a file: a checkpoint is a directory (job.load takes weights alone)",
+        "let the data set return a tuple",
     )
     assert len(said) == len(parts)
     for message, part in zip(said, parts):
@@ -360,7 +365,7 @@ def accumulates(path):
     job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     losses = []
     for points, _ in job.steps(job.loader(blocks.Points(64), 8, shuffle=True)):
-        job.backward(net(points).mean() * 0 + 2.0)
+        job.backward((net(points).mean() * 0 + 2.0).reshape([1]))
         losses.append(job._stepper.loss)
     steps = job.step
     for number, (points, _) in enumerate(job.steps(job.loader(blocks.Points(64), 8, shuffle=True))):

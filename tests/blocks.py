@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -16,16 +15,13 @@ import ppfleet
 class Points(paddle.io.Dataset):
     """Classes of noisy points, a fixed function of the index, with augmentation that draws from both generators."""
 
-    def __init__(self, length: int = 256, augment: bool = False, seen: str | None = None) -> None:
-        self.length, self.augment, self.seen = length, augment, seen
+    def __init__(self, length: int = 256, augment: bool = False) -> None:
+        self.length, self.augment = length, augment
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int):
-        if self.seen:
-            with Path(self.seen).open("a") as stream:
-                stream.write(f"{index}\n")
         noise = np.random.RandomState(index)
         label = index % 10
         point = noise.standard_normal(16).astype("float32") + np.eye(10, 16, dtype="float32")[label] * 3

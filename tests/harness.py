@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Callable
 
 ROOT = Path(__file__).resolve().parent.parent
-_HELD: list[socket.socket] = []
 
 
 @dataclass

@@ -16,7 +16,7 @@ def train(directory, options):
 
 
 def train_slowly(directory, options):
-    """As `train`, telling each step, so that a test can kill at a chosen one."""
+    """As `train`, with time enough in each step for a kill to come in the middle of it."""
     from tests import blocks
 
     return blocks.train(directory, pause=0.02, **options)
@@ -96,7 +96,7 @@ def test_saves_change_nothing(tmp_path):
     assert ends[0] == ends[1]
 
 
-def part_of_an_epoch(directory, batch, steps, seen):
+def part_of_an_epoch(directory, batch, steps):
     """Train `steps` steps (or to the end) of one epoch, then save and stop; record every real index."""
     import paddle
     import paddle.nn.functional as F
@@ -109,12 +109,12 @@ def part_of_an_epoch(directory, batch, steps, seen):
     wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
     data = job.loader(blocks.Points(1030), batch, shuffle=True, tail="pad")
     resumed = job.resume()
-    epoch, order = job.epoch, data.plan.order(0)
+    epoch = job.epoch
+    # Which samples these are: found by their content, not by asking the sampler.
+    table = {blocks.Points()[index][0].tobytes(): index for index in range(1030)}
     indices = []
     for number, (points, labels) in enumerate(job.steps(data)):
         real = int(data.mask.sum())
-        # Which samples these are: found by their content, not by asking the sampler.
-        table = {blocks.Points()[int(i)][0].tobytes(): int(i) for i in order} if not indices else table  # noqa: F821
         indices += [table[point.tobytes()] for point in points.numpy()[:real]]
         losses = F.cross_entropy(wrapped(points), labels, reduction="none").reshape([-1])
         job.backward((losses * data.weights).mean())
@@ -127,7 +127,7 @@ def part_of_an_epoch(directory, batch, steps, seen):
 def test_4_then_2_then_3_ranks_in_one_epoch_see_every_sample_once(tmp_path):
     seen = []
     for ranks, steps in ((4, 9), (2, 13), (3, 10**9)):
-        ends = run(part_of_an_epoch, ranks, tmp_path / "out", str(tmp_path / "run"), 8, steps, "")
+        ends = run(part_of_an_epoch, ranks, tmp_path / "out", str(tmp_path / "run"), 8, steps)
         assert all(end["epoch"] == 0 for end in ends)
         assert ends[0]["resumed"] == (ranks != 4)
         seen += [index for end in ends for index in end["indices"]]

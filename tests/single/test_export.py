@@ -90,8 +90,6 @@ def test_a_fixed_batch_and_nonsense_are_refused(tmp_path):
 
 def exports(path, what):
     """Unusual models: how each export ends."""
-    from pathlib import Path
-
     import paddle
     from paddle.static import InputSpec
 
@@ -152,4 +150,3 @@ def test_models_of_either_paddle_are_found(tmp_path):
         assert "holds no exported model" in run(find, 1, tmp_path / "out", str(directory))[0]
         (directory / "inference.pdiparams").write_text("")
         assert run(find, 1, tmp_path / "out", str(directory)) == [f"inference{suffix}"]
-    assert isinstance(directory, Path)

@@ -10,6 +10,9 @@ version = re.search(r'__version__ = "(.+)"', (here / "ppfleet" / "__init__.py").
 if version is None:
     raise RuntimeError("ppfleet/__init__.py holds no __version__")
 
+# What the model repo needs besides. OpenCV without windows: it is the same `cv2`, and needs no libGL on a server.
+model = ["opencv-python-headless>=4.5", "visualdl>=2.5"]
+
 setup(
     name="ppfleet",
     version=version.group(1),
@@ -22,8 +25,8 @@ setup(
     package_data={"ppfleet": ["py.typed"]},
     install_requires=["numpy>=1.21", "safetensors>=0.4", "tqdm>=4.60"],
     extras_require={
-        "cpu": ["paddlepaddle>=3.0", "visualdl>=2.5"],
-        "gpu": ["paddlepaddle-gpu", "visualdl>=2.5"],
+        "cpu": ["paddlepaddle>=3.0", *model],
+        "gpu": ["paddlepaddle-gpu", *model],
         "dev": ["pytest>=7", "ruff>=0.6", "mypy>=1.8", "scikit-learn>=1.0", "psutil>=5.9", "setuptools"],
     },
     classifiers=["Programming Language :: Python :: 3", "Operating System :: POSIX :: Linux"],

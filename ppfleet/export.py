@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from paddle import inference
 from paddle.static import InputSpec
 
 from ppfleet.errors import ExportError
-from ppfleet.files import TEMPORARY, digest, replace_directory
+from ppfleet.files import TEMPORARY, digest, sync
 from ppfleet.wrap import evaluating
 
 STAMP = "export.json"
@@ -45,11 +46,8 @@ def export(net: Any, spec: Spec, directory: Path, batches: Sequence[int] = (1, 4
     """
     specs = _specs(spec)
     directory = directory.absolute()
-    if directory.exists() and not (directory / STAMP).exists() and any(directory.iterdir()):
-        raise ExportError(
-            f"{directory} holds other things than an exported model, which would be lost: choose another one"
-        )
-    temporary = directory.with_name(f"{TEMPORARY}{directory.name}-{os.getpid()}")
+    fresh = not directory.exists()
+    temporary = directory / f"{TEMPORARY}export-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -67,12 +65,27 @@ def export(net: Any, spec: Spec, directory: Path, batches: Sequence[int] = (1, 4
             "sha256": {part.name: digest(part) for part in sorted(temporary.iterdir())},
         }
         (temporary / STAMP).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
-        replace_directory(temporary, directory)
+        _put(temporary, directory)
     except OSError as failure:
         raise ExportError(f"cannot write the exported model to {directory}: {failure.strerror or failure}") from failure
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if fresh:
+            with contextlib.suppress(OSError):  # it is not empty where the export went well
+                directory.rmdir()
     return facts
+
+
+def _put(new: Path, directory: Path) -> None:
+    """The finished files into `directory`, whatever else it holds; the stamp goes first and comes last, so that whoever
+    checks it cannot take files of two exports for one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (STAMP, *(f"{_STEM}{suffix}" for suffix in _PROGRAMS)):
+        (directory / name).unlink(missing_ok=True)
+    for part in sorted(new.iterdir(), key=lambda part: part.name == STAMP):
+        sync(part)
+        part.replace(directory / part.name)
+    sync(directory)
 
 
 def _save(net: Any, stem: Path, specs: list[Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import Callable
 
@@ -54,16 +53,6 @@ def replace_file(path: Path, writer: Writer) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def replace_directory(new: Path, target: Path) -> None:
-    """Put the finished directory `new` in the place of `target`, which may hold an earlier one."""
-    old = target.with_name(f"{TEMPORARY}old-{target.name}-{os.getpid()}")
-    if target.exists():
-        target.rename(old)
-    new.rename(target)
-    sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def disk_message(failure: OSError, path: Path) -> str:

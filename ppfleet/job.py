@@ -97,7 +97,7 @@ class Job:
         self._in_epochs = False  # whether the script is inside of `for epoch in job.epochs(...)`
         self._left = False  # whether the last loop over job.steps was left before its end
         self._stepper: Stepper | None = None
-        self._scalars: log.Scalars | None = None
+        self._board: log.Board | None = None
         self._agreed = ""
         self._order: dict[str, Any] = {}
 
@@ -130,6 +130,13 @@ class Job:
     def skipped(self) -> int:
         """Steps left out because a loss or gradient was not finite."""
         return self._stepper.skipped if self._stepper else 0
+
+    @property
+    def board(self) -> log.Board:
+        """VisualDL's log of this run; rank 0 writes to it: `if job.world.first: job.board.picture("input", image)`."""
+        if self._board is None:
+            self._board = log.Board(self.directory / "visualdl")
+        return self._board
 
     # Setting up
 
@@ -267,7 +274,7 @@ class Job:
         )
         values = {"loss": stepper.loss, "lr": float(stepper.optimizer.get_lr())}
         costs = progress.line(values, later)
-        self._scalar_writer().add(self.step, {f"train/{name}": value for name, value in {**values, **costs}.items()})
+        self.board.add(self.step, {f"train/{name}": value for name, value in {**values, **costs}.items()})
 
     # Evaluation
 
@@ -287,7 +294,7 @@ class Job:
         scores: dict[str, float] = {**whole.means(), SAMPLES: round(whole.total(SAMPLES))}
         log.info("eval: " + ", ".join(f"{name}: {log.number(value)}" for name, value in scores.items()))
         if self.world.first:
-            self._scalar_writer().add(self.step, {f"eval/{name}": value for name, value in scores.items()})
+            self.board.add(self.step, {f"eval/{name}": value for name, value in scores.items()})
         return scores
 
     # Checkpoints and export
@@ -406,8 +413,8 @@ class Job:
 
     def close(self) -> None:
         """Flush the scalars and let other jobs write to the directory. The end of the process does this too."""
-        if self._scalars is not None:
-            self._scalars.close()
+        if self._board is not None:
+            self._board.close()
         self._run.release()
 
     # Details
@@ -459,8 +466,3 @@ class Job:
         if self._stepper is None:
             raise FleetError(f"{what} needs a model: call job.prepare(net, optimizer) first")
         return self._stepper
-
-    def _scalar_writer(self) -> log.Scalars:
-        if self._scalars is None:
-            self._scalars = log.Scalars(self.directory / "visualdl")
-        return self._scalars

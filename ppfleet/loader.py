@@ -20,7 +20,7 @@ from paddle.io import DataLoader, Dataset, IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 
 from ppfleet import log
-from ppfleet.errors import DataError
+from ppfleet.errors import DataError, FleetError
 from ppfleet.sampler import Batch, Plan, mix
 
 Collate = Callable[[Sequence[Any]], Any]
@@ -81,15 +81,20 @@ class Loader:
             for key in keys:
                 yield to_tensors(self._collate([self._samples[k] for k in key]))
             return
-        yield from DataLoader(
-            self._samples,
-            batch_sampler=keys,
-            num_workers=self._workers,
-            collate_fn=self._collate,
-            use_shared_memory=self._enough_shared_memory(),
-            worker_init_fn=_die_with_parent,
-            prefetch_factor=_PREFETCH,
-        )
+        try:
+            yield from DataLoader(
+                self._samples,
+                batch_sampler=keys,
+                num_workers=self._workers,
+                collate_fn=self._collate,
+                use_shared_memory=self._enough_shared_memory(),
+                worker_init_fn=_die_with_parent,
+                prefetch_factor=_PREFETCH,
+            )
+        except FleetError as failure:
+            # From a worker it comes with that worker's traceback as its text: give back the sentence alone.
+            kind = type(failure)
+            raise kind(str(failure).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")[2].strip()) from None
 
     def _expose(self, batch: Batch) -> None:
         self.position = batch.position

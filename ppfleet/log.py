@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
 from datetime import timedelta
@@ -52,7 +53,7 @@ class _Console(logging.Handler):
         sys.stdout.flush()
 
 
-class Scalars:
+class Board:
     """VisualDL's writer, or nothing where VisualDL is not installed (said once)."""
 
     def __init__(self, directory: Path) -> None:
@@ -60,14 +61,20 @@ class Scalars:
         try:
             from visualdl import LogWriter
         except ImportError as missing:
-            info(f"no VisualDL scalars: {missing} (pip install visualdl)")
+            info(f"nothing for VisualDL: {missing} (pip install visualdl)")
             return
         self._writer = LogWriter(logdir=str(directory))
 
     def add(self, step: int, values: dict[str, float]) -> None:
+        """Numbers at a step, each under its name."""
         if self._writer is not None:
             for tag, value in values.items():
                 self._writer.add_scalar(tag=tag, step=step, value=value)
+
+    def picture(self, tag: str, image: Any, step: int = 0) -> None:
+        """A picture: an array of height x width x 3, RGB of 8 bits."""
+        if self._writer is not None:
+            self._writer.add_image(tag=tag, img=image, step=step)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -86,10 +93,12 @@ class Progress:
         self._reader = 0.0
         self._began = time.perf_counter()
         self._bar: Any = None
-        if shown and sys.stdout.isatty():
+        terminal = _terminal() if shown else None
+        if terminal is not None:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=steps, desc=label, unit="step", dynamic_ncols=True, file=sys.stdout)
+            width = {"dynamic_ncols": True} if terminal is sys.stdout else {"ncols": 72, "leave": False}
+            self._bar = tqdm(total=steps, desc=label, unit="step", file=terminal, **width)
 
     def waited(self, seconds: float) -> None:
         """Time that the loop spent waiting for its next batch."""
@@ -130,6 +139,38 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _terminal() -> Any:
+    """Where a bar can be drawn for a person: our own terminal, or under Paddle's launcher, which sends our output to
+    `workerlog.0` and shows that file's lines now and then, the launcher's."""
+    if sys.stdout.isatty():
+        return sys.stdout
+    try:
+        mine = Path("/proc/self/fd/1").readlink()
+        theirs = Path(f"/proc/{os.getppid()}/fd/1").readlink()
+        if not mine.name.startswith("workerlog.") or not str(theirs).startswith("/dev/pts/"):
+            return None
+        return _Above(theirs.open("w", encoding="utf-8"))
+    except OSError:
+        return None
+
+
+class _Above:
+    """A terminal to which another process writes lines: the cursor stays in front of the bar, such a line goes over it,
+    and the bar is drawn again below."""
+
+    def __init__(self, terminal: Any) -> None:
+        self._terminal = terminal
+
+    def write(self, text: str) -> None:
+        self._terminal.write(text if text.endswith(("\n", "\r")) else f"{text}\r")
+
+    def flush(self) -> None:
+        self._terminal.flush()
+
+    def fileno(self) -> int:
+        return int(self._terminal.fileno())
 
 
 def number(value: float) -> str:

@@ -91,13 +91,3 @@ def test_a_bar_is_drawn_where_a_person_watches(tmp_path):
     assert process.wait(60) == 0, text[-2000:]
     assert re.search(r"epoch: \[4/\?\]: 100%\|.*89/89", text), text[-2000:]
     assert "batch_cost" not in text
-
-
-def test_digits_the_whole_way_and_again(tmp_path):
-    output = launch(tmp_path, 2, "digits.py", "--output-dir", str(tmp_path / "run"), "--epochs", "4", "--device", "cpu")
-    top1 = [float(value) for value in re.findall(r"eval: top1: ([\d.]+)", output)]
-    assert len(top1) == 4 and top1[-1] > 0.95, output[-2000:]
-    answer = launch(tmp_path, 1, "answer.py", str(tmp_path / "run/export"))
-    assert f"top1 {top1[-1]:.6f} of 360 digits" in answer
-    again = launch(tmp_path, 2, "digits.py", "--output-dir", str(tmp_path / "run"), "--epochs", "4", "--device", "cpu")
-    assert "resumed from" in again and "nothing to do: 4 of 4 epochs" in again

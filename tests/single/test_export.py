@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from ppfleet.files import digest
 from tests.harness import run, run_raising
 
 
@@ -49,11 +50,11 @@ def test_exported_on_1_and_2_ranks(tmp_path):
             assert end["program"] in ("inference.json", "inference.pdmodel")
         stamp = json.loads((target / "export.json").read_text())
         assert set(stamp["sha256"]) == {part.name for part in target.iterdir()} - {"export.json"}
-        for name, digest in stamp["sha256"].items():
-            assert hashlib.sha256((target / name).read_bytes()).hexdigest() == digest
+        for name, expected in stamp["sha256"].items():
+            assert hashlib.sha256((target / name).read_bytes()).hexdigest() == expected
         stored = np.load(target / "parity.npz")
         assert stored["input0_batch1"].shape == (1, 3, 32, 32) and stored["output0_batch4"].shape == (4, 10)
-        assert not list(tmp_path.glob(".tmp-*"))
+        assert not list(tmp_path.rglob(".tmp-*"))
 
 
 def other_answer(path, what):
@@ -73,7 +74,7 @@ def test_a_static_model_that_answers_differently_is_not_exported(tmp_path):
         for kind, message in run_raising(other_answer, ranks, tmp_path / "out", str(tmp_path / "run"), "random"):
             assert kind == "ExportError" and "answers differently" in message
     assert not (tmp_path / "run/export").exists()
-    assert not list((tmp_path / "run").glob(".tmp-*"))
+    assert not list((tmp_path / "run").rglob(".tmp-*"))
 
 
 def test_a_model_that_paddle_cannot_export_is_an_export_error_everywhere(tmp_path):
@@ -108,13 +109,19 @@ def exports(path, what):
     try:
         stamp = job.export(net, spec, path if what == "occupied" else None)
     except ppfleet.FleetError as failure:
-        return [str(failure), (Path(path) / "checkpoints/latest/manifest.json").exists()]
+        return [str(failure), None]
+    if what == "occupied":
+        return [None, (Path(path) / "checkpoints/latest/manifest.json").exists()]
     return [stamp["inputs"], [layer.training for layer in net.sublayers()]]
 
 
-def test_an_occupied_directory_is_not_replaced(tmp_path):
-    ((message, still_there),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "occupied")
-    assert "holds other things than an exported model" in message and still_there
+def test_a_directory_that_holds_other_things_keeps_them(tmp_path):
+    """TIPC exports into the run's own directory."""
+    for _ in range(2):
+        ((_, still_there),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "occupied")
+        assert still_there
+    stamp = json.loads((tmp_path / "run/export.json").read_text())
+    assert all(digest(tmp_path / "run" / name) == sha for name, sha in stamp["sha256"].items())
 
 
 def test_nan_does_not_pass_for_parity(tmp_path):

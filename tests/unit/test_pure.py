@@ -5,7 +5,7 @@ import sys
 
 from tests.harness import ROOT
 
-PURE = ("world", "sampler", "metrics", "checkpoint", "files", "pdparams", "errors", "log")
+PURE = ("world", "sampler", "metrics", "checkpoint", "files", "pdparams", "errors", "log", "script")
 
 
 def python(code):

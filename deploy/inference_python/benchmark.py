@@ -1,0 +1,136 @@
+"""The figures of a benchmark in the form that TIPC's parsers know, measured for real, and as plain data."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+_DASHES = {"Env": (22, 22), "Paddle": (22, 22), "Conf": (23, 23), "Model": (23, 22), "Data": (23, 23), "Perf": (23, 23)}
+
+
+class Benchmark:
+    """Times of each batch (after warm-up), then the report. Times in the report are means over batches."""
+
+    def __init__(self, options: argparse.Namespace, config: Any, stamp: dict[str, Any], shape: list[int]) -> None:
+        self.options, self.config, self.stamp, self.shape = options, config, stamp, shape
+        self.images = 0
+        self.times: list[tuple[float, float, float]] = []
+        self.card: dict[str, str] = {}
+
+    def add(self, images: int, preprocess: float, infer: float, postprocess: float) -> None:
+        self.images += images
+        self.times.append((preprocess, infer, postprocess))
+        if self.options.use_gpu and len(self.times) == 1:  # while the card is at work
+            self.card = nvidia_smi("driver_version", "memory.used", "utilization.gpu")
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """Print the block and return the same as data."""
+        facts = self.facts()
+        _line("\n")
+        for section, (left, right) in _DASHES.items():
+            _line(f"{'-' * left} {section} info {'-' * right}")
+            if section != "Perf":
+                for name, value in facts[section].items():
+                    _line(f" {name}: {value}")
+        perf, more = facts["Perf"], facts["More"]
+        _line(" cpu_rss(MB): {cpu_rss_mb}, gpu_rss(MB): {gpu_rss_mb}, gpu_util: {gpu_util}%".format(**perf))
+        _line(f" total time spent(s): {perf['total_time_s']}")
+        _line(
+            " preprocess_time(ms): {preprocess_time_ms}, inference_time(ms): {inference_time_ms}, "
+            "postprocess_time(ms): {postprocess_time_ms}".format(**perf)
+        )
+        _line(" inference_time(ms) p50: {p50}, p90: {p90}, p99: {p99}".format(**more["inference_ms"]))
+        _line(" whole_batch_time(ms) p50: {p50}, p90: {p90}, p99: {p99}".format(**more["batch_ms"]))
+        _line(f" images/s: {more['images_per_s']} (inference alone: {more['inference_images_per_s']})")
+        return facts
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        times = np.array(self.times)
+        whole = times.sum(1)
+        cuda = paddle.is_compiled_with_cuda()
+        o = self.options
+        return {
+            "Env": {
+                "OS_version": os_version(),
+                "CUDA_version": paddle.version.cuda() if cuda else None,
+                "CUDNN_version": paddle.version.cudnn() if cuda else None,
+                "drivier_version": self.card.get("driver_version"),
+            },
+            "Paddle": {
+                "paddle_version": paddle.__version__,
+                "paddle_commit": paddle.version.commit,
+                "log_api_version": "1.0",
+            },
+            "Conf": {
+                "runtime_device": "gpu" if o.use_gpu else "cpu",
+                "ir_optim": bool(self.config.ir_optim()),
+                "enable_memory_optim": True,  # infer.py always asks for it
+                "enable_tensorrt": bool(self.config.tensorrt_engine_enabled()),
+                "enable_mkldnn": bool(self.config.mkldnn_enabled()),
+                "cpu_math_library_num_threads": int(self.config.cpu_math_library_num_threads()),
+            },
+            "Model": {"model_name": self.stamp.get("model", "unknown"), "precision": o.precision},
+            "Data": {"batch_size": o.batch_size, "input_shape": self.shape, "data_num": self.images},
+            "Perf": {
+                "cpu_rss_mb": round(peak_memory_mb(), 3),
+                "gpu_rss_mb": self.card.get("memory.used"),
+                "gpu_util": self.card.get("utilization.gpu"),
+                "total_time_s": round(float(times.sum()), 4),
+                **{
+                    f"{name}_time_ms": round(float(seconds) * 1000, 4)
+                    for name, seconds in zip(("preprocess", "inference", "postprocess"), times.mean(0))
+                },
+            },
+            "More": {
+                "inference_ms": percentiles(times[:, 1]),
+                "batch_ms": percentiles(whole),
+                "images_per_s": round(self.images / float(whole.sum()), 2),
+                "inference_images_per_s": round(self.images / float(times[:, 1].sum()), 2),
+                "batches": len(times),
+                "warmup": o.warmup,
+            },
+        }
+
+
+def _line(text: str) -> None:
+    print(f"[{time.strftime('%Y/%m/%d %H:%M:%S')}] infer INFO: {text}", flush=True)
+
+
+def percentiles(seconds: np.ndarray[Any, Any]) -> dict[str, float]:
+    return {f"p{p}": round(float(np.percentile(seconds, p)) * 1000, 4) for p in (50, 90, 99)}
+
+
+def os_version() -> str:
+    try:
+        lines = Path("/etc/os-release").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.platform()
+    facts = dict(line.split("=", 1) for line in lines if "=" in line)
+    return facts.get("PRETTY_NAME", platform.platform()).strip('"')
+
+
+def peak_memory_mb() -> float:
+    """The most memory that this process has held so far."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def nvidia_smi(*questions: str) -> dict[str, str]:
+    """What the driver's tool answers about the first card; nothing where there is none, or where it hangs."""
+    if not shutil.which("nvidia-smi"):
+        return {}
+    command = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(questions)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(questions, (value.strip() for value in answer.strip().split(","))))

@@ -1,0 +1,81 @@
+"""From an image file to the network's input: the same code in evaluation and in deployment, so the same numbers.
+
+Needs NumPy and OpenCV only. How an image is prepared is a plain dictionary that training stores with the weights and
+export with the static model: {"resize_short": 256, "crop": 224, "mean": [...], "std": [...]}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+_PNG = b"\x89PNG"
+Image = np.ndarray[Any, Any]
+
+
+class BadImage(Exception):
+    """A file that is no readable image; the message begins with its path."""
+
+
+def settings(image_size: int) -> dict[str, Any]:
+    """How the images of ImageNet are commonly prepared, at another size in proportion."""
+    return {
+        "resize_short": round(image_size * 256 / 224),
+        "crop": image_size,
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+    }
+
+
+def read(path: str | Path) -> Image:
+    """An image as RGB, 8 bits: grey is tripled, an alpha channel dropped, of 16 bits the upper 8 are kept."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as failure:
+        raise BadImage(f"{path}: {failure.strerror or failure}") from None
+    if not data:
+        raise BadImage(f"{path}: the file is empty")
+    # From memory OpenCV refuses a truncated JPEG; from a file it would fill the rest with grey. It also refuses a
+    # truncated PNG, but not without lines of its own.
+    whole = not data.startswith(_PNG) or b"IEND" in data[-256:]
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if whole else None
+    except cv2.error as failure:
+        raise BadImage(f"{path}: OpenCV cannot decode it ({failure.err})") from None
+    if image is None:
+        raise BadImage(f"{path}: no image, or a damaged one; replace or remove it")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+
+def resize_and_crop(image: Image, resize_short: int, crop: int) -> Image:
+    """The short side to `resize_short`, then the centre of `crop` x `crop`."""
+    height, width = image.shape[:2]
+    scale = resize_short / min(height, width)
+    size = max(crop, round(width * scale)), max(crop, round(height * scale))
+    image = cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)
+    top, left = (size[1] - crop) // 2, (size[0] - crop) // 2
+    return image[top : top + crop, left : left + crop]
+
+
+def normalise(image: Image, mean: Iterable[float], std: Iterable[float]) -> Image:
+    """RGB of 8 bits, height x width x 3, to float32, 3 x height x width."""
+    planes = np.empty((3, *image.shape[:2]), np.float32)
+    for channel, (centre, spread) in enumerate(zip(mean, std)):
+        np.multiply(image[..., channel], np.float32(1 / (255 * spread)), out=planes[channel])
+        planes[channel] -= np.float32(centre / spread)
+    return planes
+
+
+def prepare(path: str | Path, how: Mapping[str, Any]) -> Image:
+    """The network's input for one file, as evaluation and deployment see it."""
+    image = read(path)
+    try:
+        image = resize_and_crop(image, how["resize_short"], how["crop"])
+    except cv2.error as failure:
+        raise BadImage(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be resized ({failure.err})") from None
+    return normalise(image, how["mean"], how["std"])

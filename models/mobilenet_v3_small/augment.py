@@ -1,0 +1,143 @@
+"""What training does to an image: crop, flip, colour jitter or RandAugment. OpenCV on 8-bit RGB.
+
+All chance comes from `random`, which the loader seeds for each sample: the same picture comes out on any number of
+ranks and workers, and after a resume.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import cv2
+import numpy as np
+
+Image = np.ndarray[Any, Any]
+STEPS = ("flip", "jitter", "rand")  # what --augment may list, in the order of application
+_GREY = (124, 116, 104)  # ImageNet's mean colour, where a turned image leaves its corners empty
+
+
+def augment(image: Image, size: int, smallest: float, steps: Sequence[str]) -> Image:
+    """A random part of the image (`smallest`: the least share of its area) at `size` x `size`, then the steps."""
+    image = random_crop(image, size, smallest)
+    if "flip" in steps and random.random() < 0.5:
+        image = cv2.flip(image, 1)
+    if "jitter" in steps:
+        image = jitter(image)
+    if "rand" in steps:
+        image = rand_augment(image)
+    return image
+
+
+def random_crop(image: Image, size: int, smallest: float) -> Image:
+    height, width = image.shape[:2]
+    for _ in range(10):
+        area = random.uniform(smallest, 1) * height * width
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            break
+    else:  # a very long image: its largest part of a bearable shape
+        w, h = min(width, max(1, round(height * 4 / 3))), min(height, max(1, round(width * 4 / 3)))
+    top, left = random.randint(0, height - h), random.randint(0, width - w)
+    return cv2.resize(image[top : top + h, left : left + w], (size, size), interpolation=cv2.INTER_LINEAR)
+
+
+def jitter(image: Image, strength: float = 0.4) -> Image:
+    """Brightness, contrast and saturation, each by a factor of 1 +- strength, in random order."""
+    changes = [brightness, contrast, saturation]
+    random.shuffle(changes)
+    for change in changes:
+        image = change(image, random.uniform(1 - strength, 1 + strength))
+    return image
+
+
+def rand_augment(image: Image, count: int = 2, magnitude: float = 0.9) -> Image:
+    """`count` changes drawn at random, each at `magnitude` of its range (arXiv 1909.13719), in a random direction."""
+    for change, largest in random.choices(_CHANGES, k=count):
+        image = change(image, magnitude * largest * random.choice((-1, 1)))
+    return image
+
+
+def brightness(image: Image, factor: float) -> Image:
+    return cv2.convertScaleAbs(image, alpha=factor)
+
+
+def contrast(image: Image, factor: float) -> Image:
+    mean = float(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean())
+    return _by_table(image, (np.arange(256) - mean) * factor + mean)
+
+
+def saturation(image: Image, factor: float) -> Image:
+    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    return cv2.addWeighted(image, factor, grey, 1 - factor, 0)
+
+
+def sharpness(image: Image, factor: float) -> Image:
+    return cv2.addWeighted(image, factor, cv2.blur(image, (3, 3)), 1 - factor, 0)
+
+
+def posterise(image: Image, amount: float) -> Image:
+    return image & np.uint8(256 - (1 << round(abs(amount))))
+
+
+def solarise(image: Image, amount: float) -> Image:
+    return np.where(image < 256 - abs(amount), image, 255 - image)
+
+
+def autocontrast(image: Image, amount: float) -> Image:
+    low, high = float(image.min()), float(image.max())
+    return _by_table(image, (np.arange(256) - low) * 255 / max(1.0, high - low))
+
+
+def equalise(image: Image, amount: float) -> Image:
+    return cv2.merge([cv2.equalizeHist(channel) for channel in cv2.split(image)])
+
+
+def rotate(image: Image, degrees: float) -> Image:
+    centre = (image.shape[1] / 2, image.shape[0] / 2)
+    return _affine(image, cv2.getRotationMatrix2D(centre, degrees, 1.0))
+
+
+def _shear(x: float, y: float) -> Callable[[Image, float], Image]:
+    return lambda image, amount: _affine(image, np.array([[1, x * amount, 0], [y * amount, 1, 0]], np.float64))
+
+
+def _shift(x: float, y: float) -> Callable[[Image, float], Image]:
+    return lambda image, share: _affine(
+        image, np.array([[1, 0, x * share * image.shape[1]], [0, 1, y * share * image.shape[0]]], np.float64)
+    )
+
+
+def _affine(image: Image, matrix: Image) -> Image:
+    size = (image.shape[1], image.shape[0])
+    return cv2.warpAffine(image, matrix, size, flags=cv2.INTER_LINEAR, borderValue=_GREY)
+
+
+def _by_table(image: Image, values: Image) -> Image:
+    return cv2.LUT(image, np.clip(values, 0, 255).astype(np.uint8))
+
+
+def _around_one(change: Callable[[Image, float], Image]) -> Callable[[Image, float], Image]:
+    return lambda image, amount: change(image, 1 + amount)
+
+
+# Each change and the far end of its range.
+_CHANGES: list[tuple[Callable[[Image, float], Image], float]] = [
+    (lambda image, amount: image, 0),
+    (autocontrast, 1),
+    (equalise, 1),
+    (rotate, 30),
+    (posterise, 4),
+    (solarise, 256),
+    (_around_one(brightness), 0.9),
+    (_around_one(contrast), 0.9),
+    (_around_one(saturation), 0.9),
+    (_around_one(sharpness), 0.9),
+    (_shear(1, 0), 0.3),
+    (_shear(0, 1), 0.3),
+    (_shift(1, 0), 0.45),
+    (_shift(0, 1), 0.45),
+]

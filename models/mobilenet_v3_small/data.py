@@ -1,0 +1,188 @@
+"""Image folders and list files as data sets: which files there are, of which classes, and one sample of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from paddle.io import Dataset
+from tqdm import tqdm
+
+from deploy.inference_python import preprocess
+from models.mobilenet_v3_small.augment import augment
+from ppfleet import log
+from ppfleet.errors import DataError
+
+Sample = tuple[str, int]  # path and label
+
+LAYOUT = """expected is one of:
+  {0}/train/<class>/*.jpg    and  {0}/val/<class>/*.jpg    (a class may be empty)
+  {0}/train_list.txt         and  {0}/val_list.txt         (lines `path label`, paths from {0})
+`python tools/lite_data.py {0}` makes a small one of handwritten digits"""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a data directory holds. `train` is empty where only `val` was asked for."""
+
+    classes: list[str]
+    train: list[Sample]
+    val: list[Sample]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all names and labels: two hosts with different files differ in it."""
+        names = "\n".join(f"{Path(path).name} {label}" for path, label in [*self.train, *self.val])
+        return hashlib.sha256("\n".join([*self.classes, names]).encode()).hexdigest()[:16]
+
+
+def find(root: str | Path, only_val: bool = False, classes: list[str] | None = None) -> Files:
+    """The samples below `root`; `classes` are those of a trained model, else the data say which there are."""
+    root = Path(root)
+    if not root.is_dir():
+        raise DataError(f"there is no data set at {root}; {LAYOUT.format(root)}")
+    by_list = (root / "val_list.txt").is_file()
+    needed = ["val"] if only_val else ["train", "val"]
+    for split in needed:
+        if not (root / f"{split}_list.txt").is_file() if by_list else not (root / split).is_dir():
+            found = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
+            raise DataError(
+                f"{root} has no {split}{'_list.txt' if by_list else '/'} (it holds {found}); {LAYOUT.format(root)}"
+            )
+    read = _from_lists if by_list else _from_folders
+    files = read(root, needed, classes)
+    for split in needed:
+        if not getattr(files, split):
+            raise DataError(f"there are no images in {root}'s {split} set; {LAYOUT.format(root)}")
+    return files
+
+
+def _from_folders(root: Path, needed: list[str], classes: list[str] | None) -> Files:
+    present = {split: _folders(root / split) for split in ("train", "val")}
+    classes = classes or present["train"] or present["val"]
+    label = {name: number for number, name in enumerate(classes)}
+    for split in needed:
+        unknown = [name for name in present[split] if name not in label]
+        if unknown:
+            common = len(present[split]) - len(unknown)
+            raise DataError(
+                f"{root}/{split} has {len(unknown)} class(es) that the training set does not know "
+                f"({', '.join(unknown[:5])}), {common or 'none'} in common; {LAYOUT.format(root)}"
+            )
+    samples = {
+        split: [(path, label[name]) for name in present[split] for path in _images(root / split / name)]
+        for split in needed
+    }
+    return Files(classes, samples.get("train", []), samples["val"])
+
+
+def _from_lists(root: Path, needed: list[str], classes: list[str] | None) -> Files:
+    samples = {split: _listed(root, root / f"{split}_list.txt") for split in needed}
+    used = 1 + max((label for split in needed for _, label in samples[split]), default=-1)
+    classes = classes or _class_names(root / "label_list.txt") or [str(number) for number in range(used)]
+    if used > len(classes):
+        raise DataError(
+            f"{root}: label {used - 1} is used, but there are only {len(classes)} classes (labels start at 0)"
+        )
+    return Files(classes, samples.get("train", []), samples["val"])
+
+
+def _folders(directory: Path) -> list[str]:
+    if not directory.is_dir():
+        return []
+    return sorted(entry.name for entry in directory.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(directory: Path) -> list[str]:
+    names = sorted(entry.name for entry in directory.iterdir() if not entry.name.startswith("."))
+    return [str(directory / name) for name in names if name.lower().endswith(preprocess.EXTENSIONS)]
+
+
+def _listed(root: Path, path: Path) -> list[Sample]:
+    samples = []
+    for number, line in enumerate(_lines(path), 1):
+        name, _, label = line.strip().rpartition(" ")
+        if not line.strip():
+            continue
+        if not name or not label.isdigit():
+            raise DataError(f"{path}:{number}: {line.strip()[:80]!r} is not `path label`, with a label from 0 up")
+        samples.append((str(root / name.strip()), int(label)))
+    return samples
+
+
+def _class_names(path: Path) -> list[str] | None:
+    """`label_list.txt` as PaddleClas has it: `number name`, one line a class."""
+    if not path.is_file():
+        return None
+    names = [line.strip().partition(" ") for line in _lines(path) if line.strip()]
+    if [number for number, _, _ in names] != [str(number) for number in range(len(names))]:
+        raise DataError(f"{path}: expected is `number name` on each line, numbers from 0 up in order")
+    return [name.strip() or number for number, _, name in names]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as failure:
+        raise DataError(f"cannot read {path}: {failure}") from None
+
+
+class Images(Dataset):
+    """`(image, label)`: prepared as evaluation and deployment do, or augmented for training."""
+
+    def __init__(
+        self, samples: Sequence[Sample], how: dict[str, Any], crop: float = 0, steps: Sequence[str] = ()
+    ) -> None:
+        """`how` is preprocess.settings(...). With `crop`, the least share of an image's area, it is a training set."""
+        cv2.setNumThreads(0)  # threads of OpenCV's own do not survive the fork of a loader's worker
+        self.samples, self.how, self.crop, self.steps = samples, how, crop, steps
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], np.int64]:
+        path, label = self.samples[index]
+        try:
+            if self.crop:
+                image = augment(preprocess.read(path), self.how["crop"], self.crop, self.steps)
+                return preprocess.normalise(image, self.how["mean"], self.how["std"]), np.int64(label)
+            return preprocess.prepare(path, self.how), np.int64(label)
+        except preprocess.BadImage as failure:
+            raise DataError(f"{failure}, or leave such images out with --skip-bad-images") from None
+
+
+def without_unreadable(files: Files, job: Any) -> Files:
+    """The same without the images that cannot be decoded: all are tried, each rank takes its share."""
+    everything = [path for path, _ in [*files.train, *files.val]]
+    mine = everything[job.world.rank :: job.world.size]
+    threads = max(1, (os.cpu_count() or 1) // job.world.local_size)  # OpenCV decodes without the GIL
+    with ThreadPoolExecutor(threads) as pool:
+        told = tqdm(pool.map(_complaint, mine), "looking for bad images", len(mine), disable=not job.world.first)
+        found = dict(zip(mine, told))
+    bad = {
+        path: why
+        for part in job.comm.gather({p: w for p, w in found.items() if w}, "bad images")
+        for path, why in part.items()
+    }
+    log.info(
+        f"{len(bad)} of {len(everything)} images cannot be read and are left out"
+        + "".join(f"\n  {why}" for why in sorted(bad.values()))
+    )
+    return Files(
+        files.classes, *([sample for sample in split if sample[0] not in bad] for split in (files.train, files.val))
+    )
+
+
+def _complaint(path: str) -> str | None:
+    try:
+        preprocess.read(path)
+    except preprocess.BadImage as failure:
+        return str(failure)
+    return None

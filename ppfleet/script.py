@@ -1,0 +1,68 @@
+"""What a command-line script needs around its work: options that say what they expect, errors of one line. Pure."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, Callable, NoReturn
+
+from ppfleet.errors import FleetError
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        # Where the default is None, what happens without the option is in its text.
+        plain = action.default is None or action.default is False
+        return action.help if plain else super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows the defaults in --help, takes no abbreviations, and refuses in one line."""
+
+    def __init__(self, description: str | None = None) -> None:
+        super().__init__(description=description, formatter_class=_Help, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+    def switch(self, name: str, text: str, default: bool | None = False) -> None:
+        """An option that is true when given, and also takes True or False: `--name`, `--name=False`."""
+        self.add_argument(name, type=yes_or_no, nargs="?", const=True, default=default, metavar="True|False", help=text)
+
+
+def yes_or_no(text: str) -> bool:
+    if text.lower() in ("true", "yes", "1"):
+        return True
+    if text.lower() in ("false", "no", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+
+
+def number(kind: type, least: float, most: float = float("inf")) -> Callable[[str], Any]:
+    """A type for argparse: a number of that kind within those limits."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:
+            limits = f"from {least:g} up" if most == float("inf") else f"from {least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' if kind is int else ''}number {limits}")
+        return value
+
+    return parse
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+    """Call `main` and end the process: 0 when it returns, 1 after an error of ppfleet's, 130 after Ctrl-C."""
+    try:
+        main()
+    except FleetError as failure:
+        sys.last_value = failure  # what the other ranks are told when they wait for this one
+        print(f"error: {failure}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.exit(130)
+    sys.exit(0)

@@ -1,0 +1,72 @@
+"""Command lines: what is refused, how, and with which exit code."""
+
+import pytest
+
+from ppfleet import script
+from ppfleet.errors import DataError
+
+
+def parser():
+    made = script.Parser("what it does")
+    made.add_argument("--count", type=script.number(int, 1), default=3, help="how many")
+    made.add_argument("--share", type=script.number(float, 0, 1), default=0.5)
+    made.switch("--fast", "be fast")
+    return made
+
+
+def test_values():
+    options = parser().parse_args(["--count=4", "--share", "1", "--fast"])
+    assert (options.count, options.share, options.fast) == (4, 1.0, True)
+    assert [parser().parse_args([f"--fast={text}"]).fast for text in ("True", "false", "1", "no")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert parser().parse_args([]).fast is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--count=0"], "'0' is no whole number from 1 up"),
+        (["--count=two"], "'two' is no whole number from 1 up"),
+        (["--share=1.5"], "'1.5' is no number from 0 to 1"),
+        (["--share=nan"], "'nan' is no number from 0 to 1"),
+        (["--fast=Fasle"], "'Fasle' is neither True nor False"),
+        (["--cou=3"], "unrecognized arguments: --cou=3"),
+    ],
+)
+def test_refusals_are_one_line(capsys, arguments, said):
+    with pytest.raises(SystemExit) as end:
+        parser().parse_args(arguments)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and said in error and error.count("\n") == 1
+
+
+def test_help_shows_defaults(capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--help"])
+    shown = capsys.readouterr().out
+    assert "what it does" in shown and "how many (default: 3)" in shown and "None" not in shown
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "said"),
+    [(DataError("no data"), 1, "error: no data\n"), (KeyboardInterrupt(), 130, "interrupted\n")],
+)
+def test_errors_end_in_one_line(capsys, failure, code, said):
+    def main():
+        raise failure
+
+    with pytest.raises(SystemExit) as end:
+        script.run(main)
+    assert end.value.code == code and capsys.readouterr().err == said
+
+
+def test_success_and_surprises():
+    with pytest.raises(SystemExit) as end:
+        script.run(lambda: None)
+    assert end.value.code == 0
+    with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
+        script.run(lambda: 1 // 0)

@@ -1,0 +1,16 @@
+"""Evaluate weights exactly, on any number of ranks: what `tools/train.py --test-only` does, with the same options.
+
+python tools/eval.py --pretrained=output/mobilenet_v3_small/best.pdparams --data-path=lite_data
+"""
+
+import sys
+
+import common  # noqa: F401 - puts the repository on Python's path
+
+# isort: split
+import train
+
+from ppfleet import script
+
+if __name__ == "__main__":
+    script.run(lambda: train.main(["--test-only", *sys.argv[1:]]))

@@ -1,0 +1,44 @@
+"""Export trained weights as a static model, proven to answer as the dynamic one, for deploy/inference_python/infer.py.
+
+python tools/export.py --pretrained=output/mobilenet_v3_small/best.pdparams --save-inference-dir=output/inference
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import common
+
+# isort: split
+from deploy.inference_python import preprocess
+from models.mobilenet_v3_small.net import CLASSIFIER, MobileNetV3Small, load_weights, read_weights
+from ppfleet import script
+from ppfleet.errors import CheckpointError
+from ppfleet.export import export
+
+
+def main() -> None:
+    parser = common.parser(__doc__)
+    parser.add_argument("--save-inference-dir", metavar="DIR", help="(default: export/ beside the weights)")
+    o = parser.parse_args()
+    if not o.pretrained:
+        parser.error("which weights? give --pretrained=<run>/latest.pdparams")
+    card = common.card(o.pretrained)
+    how = preprocess.settings(o.image_size) if o.image_size else card.get("preprocess", preprocess.settings(224))
+    bias = read_weights(o.pretrained).get(f"{CLASSIFIER}.bias")
+    if bias is None:
+        raise CheckpointError(f"{o.pretrained} holds no {CLASSIFIER}.bias: is it of another model?")
+    net = MobileNetV3Small(len(bias))
+    load_weights(net, o.pretrained)
+    directory = Path(o.save_inference_dir or Path(o.pretrained).parent / "export")
+    classes = card.get("classes") or [str(number) for number in range(len(bias))]
+    size = how["crop"]
+    stamp = export(net, [None, 3, size, size], directory, model=o.model, classes=classes, preprocess=how)
+    print(
+        f"exported to {directory}: {len(classes)} classes, {size}x{size}, "
+        f"static and dynamic outputs agree within {stamp['parity']['largest_error']:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    script.run(main)

@@ -1,0 +1,170 @@
+"""Train MobileNetV3-small on an image folder: alone, on all cards of a machine, or on many machines.
+
+python tools/train.py --data-path=lite_data
+python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py --device=cpu --data-path=lite_data
+python -m paddle.distributed.launch --ips 192.168.0.1,192.168.0.2 --gpus 0,1 tools/train.py --data-path=lite_data
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import common
+
+# isort: split
+import ppfleet
+from deploy.inference_python import preprocess
+from models.mobilenet_v3_small import data, pictures, recipe
+from models.mobilenet_v3_small.augment import STEPS
+from models.mobilenet_v3_small.net import MobileNetV3Small, load_weights
+from ppfleet import log, script, state
+from ppfleet.errors import FleetError
+from ppfleet.loader import Loader
+from ppfleet.script import number
+from ppfleet.wrap import check_same
+
+
+def train(o: Namespace) -> None:
+    job = ppfleet.Job(
+        o.output_dir or f"output/{common.MODEL}",
+        device=o.device,
+        seed=o.seed,
+        accumulate=o.accumulate,
+        amp=o.amp_level,
+        save_every=o.save_every,
+    )
+    files = find_files(job, o)
+    how = preprocess.settings(o.image_size or 224)
+    train = loader(job, o, data.Images(files.train, how, o.crop, o.augment), shuffle=True)
+    val = loader(job, o, data.Images(files.val, how))
+    net = MobileNetV3Small(len(files.classes))
+    if o.pretrained:
+        load_weights(net, o.pretrained, anew=True)
+    rate = recipe.Schedule(o.lr, train.plan.global_batch * o.accumulate, o.epochs, len(train))
+    net, optimizer = job.prepare(net, recipe.optimizer(net, rate))
+    job.settings.update(lr_rule=rate.rule, data=describe(o, files), options=vars(o))
+    leave_card(job, o, {"model": o.model, "classes": files.classes, "preprocess": how})
+    job.resume(o.resume)
+    for epoch in job.epochs(o.epochs):
+        for images, labels in job.steps(train):
+            if job.world.first and job.step == 0:
+                job.board.picture("input", pictures.inputs(images, how))
+            job.backward(recipe.loss(net, images, labels, o.mixup))
+            rate.step()
+        seen = pictures.Confusion(val, files.classes)
+        job.save(**job.evaluate(net, val, top1=seen, **recipe.MEASURED))  # type: ignore[arg-type]
+        if epoch + 1 == o.epochs:
+            show(job, seen)
+    log.info(f"trained: {job.directory}/latest.pdparams and best.pdparams (top1 {job.best:.6f})")
+
+
+def evaluate(o: Namespace) -> None:
+    if not o.pretrained:
+        raise FleetError("which weights? give --pretrained=<run>/latest.pdparams")
+    card = common.card(o.pretrained)
+    output = Path(o.output_dir or Path(o.pretrained).parent)
+    job = ppfleet.Job(output / "eval", device=o.device, seed=o.seed)
+    files = find_files(job, o, card.get("classes"))
+    how = preprocess.settings(o.image_size) if o.image_size else card.get("preprocess", preprocess.settings(224))
+    net = MobileNetV3Small(len(files.classes))
+    load_weights(net, o.pretrained)
+    check_same(job.comm, f"weights in {o.pretrained}", {"sha256": state.fingerprint(net)})
+    val = loader(job, o, data.Images(files.val, how))
+    seen = pictures.Confusion(val, files.classes)
+    scores = job.evaluate(net, val, top1=seen, **recipe.MEASURED)
+    show(job, seen)
+    common.write_json(job, output / "eval.json", {**scores, "weights": o.pretrained, "data": describe(o, files)})
+    if job.world.first:
+        print(f"top1: {scores['top1']:.6f} top5: {scores['top5']:.6f} samples: {scores['samples']}", flush=True)
+
+
+def loader(job: ppfleet.Job, o: Namespace, images: data.Images, shuffle: bool = False) -> Loader:
+    spare = (os.cpu_count() or 1) // job.world.local_size - 1  # one core of each rank's share is for the network
+    workers = max(0, min(8, spare)) if o.workers is None else o.workers
+    return job.loader(images, o.batch_size, shuffle=shuffle, workers=workers)
+
+
+def find_files(job: ppfleet.Job, o: Namespace, classes: list[str] | None = None) -> data.Files:
+    files = data.find(o.data_path, only_val=o.test_only, classes=classes)
+    return data.without_unreadable(files, job) if o.skip_bad_images else files
+
+
+def describe(o: Namespace, files: data.Files) -> dict[str, Any]:
+    """For settings.json, and for the check that all ranks have the same."""
+    sizes = {"classes": len(files.classes), "train": len(files.train), "val": len(files.val)}
+    return {"path": o.data_path, **sizes, "fingerprint": files.fingerprint}
+
+
+def leave_card(job: ppfleet.Job, o: Namespace, card: dict[str, Any]) -> None:
+    """model.json, for evaluation and export; a run that goes on must go on with the same classes and images."""
+    path = job.directory / common.CARD
+    if o.resume == "auto" and (job.directory / "latest.pdparams").exists():
+        before = common.card(path)
+        for name in [name for name in before if before[name] != card.get(name)]:
+            raise FleetError(
+                f"{job.directory} was trained with other {name}: take another --output-dir, or --resume=none"
+            )
+    common.write_json(job, path, card)
+
+
+def show(job: ppfleet.Job, seen: pictures.Confusion) -> None:
+    matrix = seen.matrix(job.comm)
+    if job.world.first:
+        job.board.picture("confusion", seen.picture(matrix), job.step)
+
+
+def options(arguments: Sequence[str] | None = None) -> Namespace:
+    parser = common.parser(__doc__)
+    add = parser.add_argument
+    add("--data-path", default="lite_data", metavar="DIR", help="train/<class>/ and val/<class>/, or list files")
+    add("--output-dir", metavar="DIR", help=f"(default: output/{common.MODEL}, or to evaluate: the weights' own)")
+    add("--device", default="auto", help="auto, cpu or gpu")
+    parser.switch("--use-gpu", "True is --device=gpu, False is --device=cpu", default=None)
+    add("--epochs", type=number(int, 1), default=90, help="passes over the training set")
+    add("--batch-size", type=number(int, 1), default=64, help="images a rank and batch")
+    add("--accumulate", type=number(int, 1), default=1, help="batches a step of the optimizer")
+    add(
+        "--lr",
+        type=number(float, 0),
+        default=recipe.REFERENCE_LR,
+        help=f"for a global batch of {recipe.REFERENCE_BATCH}",
+    )
+    add("--crop", type=number(float, 0.01, 1), default=0.08, help="least share of an image that a random crop keeps")
+    add("--augment", type=steps, default="flip", metavar="STEPS", help=f"none, or a list of {', '.join(STEPS)}")
+    add("--mixup", type=number(float, 0), default=0.0, help="strength of mixup, such as 0.2; 0 is without")
+    add("--amp-level", choices=["O0", "O1", "O2"], default="O0", help="mixed precision, on cards")
+    add("--seed", type=int, default=0, help="decides initial weights, order, augmentation, dropout")
+    add("--workers", type=number(int, 0), help="processes that load images, a rank (default: by the number of cores)")
+    add(
+        "--resume", default="auto", help="auto: go on if there is a checkpoint; none: anew; or a checkpoint's directory"
+    )
+    add("--save-every", type=number(int, 0), default=500, help="steps between checkpoints inside of an epoch; 0: none")
+    parser.switch("--skip-bad-images", "look for unreadable images first, and leave them out")
+    parser.switch("--test-only", "evaluate --pretrained instead of training")
+    o = parser.parse_args(arguments)
+    if o.use_gpu is not None:
+        wanted = "gpu" if o.use_gpu else "cpu"
+        if o.device not in ("auto", wanted):
+            parser.error(f"--use-gpu={o.use_gpu} and --device={o.device} contradict each other")
+        o.device = wanted
+    return o
+
+
+def steps(text: str) -> list[str]:
+    chosen = [] if text == "none" else text.split(",")
+    if not set(chosen) <= set(STEPS):
+        raise ArgumentTypeError(f"{text!r} is neither none nor a list of {', '.join(STEPS)}")
+    return chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    o = options(arguments)
+    evaluate(o) if o.test_only else train(o)
+
+
+if __name__ == "__main__":
+    script.run(main)

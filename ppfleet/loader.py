@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
@@ -20,12 +21,13 @@ from paddle.io import DataLoader, Dataset, IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 
 from ppfleet import log
-from ppfleet.errors import DataError, FleetError
+from ppfleet.errors import DataError, FleetError, named
 from ppfleet.sampler import Batch, Plan, mix
 
 Collate = Callable[[Sequence[Any]], Any]
 _PREFETCH = 2  # batches that Paddle's DataLoader keeps ready for each worker
 _PR_SET_PDEATHSIG = 1
+_FAILED = "ppfleet: drawing this batch failed"
 
 
 def seed_everything(number: int) -> None:
@@ -76,25 +78,22 @@ class Loader:
             yield data
 
     def _read(self, keys: _Keys) -> Iterator[Any]:
+        draw = _Draw(self._samples, self._collate)
         if not self._workers or not len(keys):
             # Not Paddle's own path for zero workers: that reads ahead in a thread, and the global generators with it.
             for key in keys:
-                yield to_tensors(self._collate([self._samples[k] for k in key]))
+                yield to_tensors(draw(key))
             return
-        try:
-            yield from DataLoader(
-                self._samples,
-                batch_sampler=keys,
-                num_workers=self._workers,
-                collate_fn=self._collate,
-                use_shared_memory=self._enough_shared_memory(),
-                worker_init_fn=_die_with_parent,
-                prefetch_factor=_PREFETCH,
-            )
-        except FleetError as failure:
-            # From a worker it comes with that worker's traceback as its text: give back the sentence alone.
-            kind = type(failure)
-            raise kind(str(failure).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")[2].strip()) from None
+        for data in DataLoader(
+            draw,
+            batch_sampler=keys,
+            num_workers=self._workers,
+            collate_fn=draw.or_report,
+            use_shared_memory=self._enough_shared_memory(),
+            worker_init_fn=_die_with_parent,
+            prefetch_factor=_PREFETCH,
+        ):
+            yield _Draw.checked(data)
 
     def _expose(self, batch: Batch) -> None:
         self.position = batch.position
@@ -214,6 +213,38 @@ class _Seeded(Dataset):
         epoch, index = key
         seed_everything(mix(self._seed, epoch, index))
         return self._dataset[index]
+
+
+class _Draw(Dataset):
+    """Draws and collates the samples of a batch. For Paddle's workers it is a data set whose samples are the keys
+    themselves, so that everything that can fail happens in `or_report`."""
+
+    def __init__(self, samples: _Seeded, collate: Collate) -> None:
+        self._samples, self._collate = samples, collate
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
+        return key
+
+    def __call__(self, keys: Sequence[tuple[int, int]]) -> Any:
+        return self._collate([self._samples[key] for key in keys])
+
+    def or_report(self, keys: Sequence[tuple[int, int]]) -> Any:
+        """A failure goes back as data: raised here, it would reach the loop as "Blocking queue is killed"."""
+        try:
+            return self(keys)
+        except FleetError as failure:
+            return [np.zeros(1), _FAILED, type(failure).__name__, str(failure)]
+        except Exception:  # noqa: BLE001 - whatever the data set raises
+            return [np.zeros(1), _FAILED, DataError.__name__, f"the data set failed: {traceback.format_exc().strip()}"]
+
+    @staticmethod
+    def checked(data: Any) -> Any:
+        if isinstance(data, (list, tuple)) and len(data) == 4 and isinstance(data[1], str) and data[1] == _FAILED:
+            raise named(data[2])(data[3])
+        return data
 
 
 def to_tensors(data: Any) -> Any:

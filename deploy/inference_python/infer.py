@@ -59,7 +59,13 @@ class Classifier:
         handle.reshape(list(images.shape))
         handle.copy_from_cpu(images)
         self.predictor.run()
-        return self.predictor.get_output_handle(self.predictor.get_output_names()[0]).copy_to_cpu()
+        scores = self.predictor.get_output_handle(self.predictor.get_output_names()[0]).copy_to_cpu()
+        if scores.shape[-1] != len(self.classes):
+            raise UserError(
+                f"{self.directory}/export.json names {len(self.classes)} classes, the model answers with "
+                f"{scores.shape[-1]}: export it anew"
+            )
+        return scores
 
     def top(self, scores: np.ndarray[Any, Any], count: int) -> list[list[dict[str, Any]]]:
         """The `count` most probable classes of each row, the most probable first."""

@@ -285,7 +285,8 @@ def test_an_exception_in_a_worker_reaches_the_loop(tmp_path):
     from tests.harness import start
 
     (end,) = start(failing_worker, 1, tmp_path).wait(60)
-    assert end.error is not None and "picture 13 is broken" in end.error[1] + end.output
+    kind, message = end.error
+    assert kind == "DataError" and message.startswith("the data set failed") and "picture 13 is broken" in message
 
 
 @pytest.mark.parametrize("workers", [0, 2])

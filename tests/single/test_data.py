@@ -1,0 +1,175 @@
+"""Image folders and list files: what is found, what is refused, and what a broken image does."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.harness import run, run_raising
+
+
+def picture(path, value=128):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cv2.imencode(path.suffix, np.full((12, 10, 3), value, np.uint8))[1].tobytes())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes with images, one without; other files beside them."""
+    root = tmp_path / "data"
+    for number in range(10):
+        picture(root / f"train/{'cat' if number % 2 else 'dog'}/{number}.png")
+    picture(root / "val/dog/b.JPEG")
+    picture(root / "val/cat/a.jpg")
+    (root / "train/bee").mkdir()
+    (root / "train/cat/notes.txt").write_text("not an image")
+    (root / "train/cat/.hidden.png").write_text("not an image")
+    (root / "train/readme.md").write_text("not a class")
+    return root
+
+
+def found(root, only_val=False, classes=None):
+    from models.mobilenet_v3_small import data
+
+    files = data.find(root, only_val, classes)
+    names = {
+        split: [[str(Path(path).relative_to(root)), label] for path, label in getattr(files, split)]
+        for split in ("train", "val")
+    }
+    return {"classes": files.classes, "fingerprint": files.fingerprint, **names}
+
+
+def test_an_image_folder(tmp_path, folder):
+    (value,) = run(found, 1, tmp_path / "out", str(folder))
+    assert value["classes"] == ["bee", "cat", "dog"]  # an empty class keeps its number
+    assert value["val"] == [["val/cat/a.jpg", 1], ["val/dog/b.JPEG", 2]]
+    assert len(value["train"]) == 10 and value["train"][0] == ["train/cat/1.png", 1]
+    (folder / "train/cat/1.png").rename(folder / "train/cat/11.png")
+    (other,) = run(found, 1, tmp_path / "out", str(folder))
+    assert other["fingerprint"] != value["fingerprint"]
+
+
+def test_list_files(tmp_path, folder):
+    (folder / "train_list.txt").write_text("train/cat/1.png 1\n\ntrain/with blank/2.png 0\n")
+    (folder / "val_list.txt").write_text("val/cat/a.jpg 1\r\n")
+    (value,) = run(found, 1, tmp_path / "out", str(folder))
+    assert value["classes"] == ["0", "1"] and value["train"] == [["train/cat/1.png", 1], ["train/with blank/2.png", 0]]
+    assert value["val"] == [["val/cat/a.jpg", 1]]
+    (folder / "label_list.txt").write_text("0 tench, Tinca tinca\n1 goldfish\n2 shark\n")
+    (value,) = run(found, 1, tmp_path / "out", str(folder))
+    assert value["classes"] == ["tench, Tinca tinca", "goldfish", "shark"]
+
+
+def test_evaluation_needs_no_training_set(tmp_path, folder):
+    import shutil
+
+    (value,) = run(found, 1, tmp_path / "out", str(folder), True, ["dog", "cat"])
+    assert value["train"] == [] and value["val"] == [["val/cat/a.jpg", 1], ["val/dog/b.JPEG", 0]]
+    shutil.rmtree(folder / "train")
+    (value,) = run(found, 1, tmp_path / "out", str(folder), True)
+    assert value["classes"] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("nothing there", "there is no data set at"),
+        ("empty", "has no train/ (it holds nothing)"),
+        ("images at the top", "has no train/ (it holds 1.png, 2.png)"),
+        ("no val", "has no val/ (it holds train)"),
+        ("no images", "there are no images in"),
+        ("other classes", "has 2 class(es) that the training set does not know (ant, cow), none in common"),
+        ("one class more", "has 1 class(es) that the training set does not know (ant), 2 in common"),
+        ("list of nonsense", "train_list.txt:2: 'a.png two' is not `path label`"),
+        ("negative label", "train_list.txt:1: 'a.png -1' is not `path label`"),
+        ("one list", "has no train_list.txt"),
+    ],
+)
+def test_a_wrong_layout_is_told_with_the_right_one(tmp_path, folder, wrong, said):
+    root = folder
+    if wrong == "nothing there":
+        root = folder / "elsewhere"
+    elif wrong in ("empty", "images at the top"):
+        root = tmp_path / "other"
+        root.mkdir()
+        for name in ("1.png", "2.png") if wrong != "empty" else ():
+            picture(root / name)
+    elif wrong == "no val":
+        (folder / "val").rename(tmp_path / "val")
+    elif wrong == "no images":
+        for path in [*folder.glob("val/*/*")]:
+            path.unlink()
+    elif wrong == "other classes":
+        (folder / "val/dog").rename(folder / "val/ant")
+        (folder / "val/cat").rename(folder / "val/cow")
+    elif wrong == "one class more":
+        picture(folder / "val/ant/1.png")
+    else:
+        lines = {"list of nonsense": "a.png 1\na.png two\n", "negative label": "a.png -1\n"}.get(wrong)
+        (folder / "val_list.txt").write_text("val/cat/a.jpg 1\n")
+        if lines:
+            (folder / "train_list.txt").write_text(lines)
+    ((kind, message),) = run_raising(found, 1, tmp_path / "out", str(root))
+    assert kind == "DataError" and said in message
+    if "label`" not in said:
+        assert f"{root}/train/<class>/*.jpg" in message and "lite_data.py" in message
+
+
+def labels_of(directory, root, workers, skip):
+    import ppfleet
+    from deploy.inference_python import preprocess
+    from models.mobilenet_v3_small import data
+
+    job = ppfleet.Job(directory, device="cpu")
+    files = data.find(root)
+    if skip:
+        files = data.without_unreadable(files, job)
+    images = data.Images(files.train, preprocess.settings(32), crop=0.5, steps=["flip"])
+    return [batch[1].tolist() for batch in job.loader(images, 2, workers=workers)], len(files.train)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_named(tmp_path, folder, workers):
+    (folder / "train/cat/3.png").write_text("not an image")
+    ((kind, message),) = run_raising(labels_of, 1, tmp_path / "out", str(tmp_path / "run"), str(folder), workers, False)
+    assert kind == "DataError" and message.startswith(f"{folder}/train/cat/3.png: no image") and "\n" not in message
+    assert "--skip-bad-images" in message
+
+
+def test_unreadable_images_are_counted_and_left_out_on_all_ranks(tmp_path, folder):
+    for name in ("cat/3.png", "dog/8.png"):
+        (folder / "train" / name).write_text("not an image")
+    values = run(labels_of, 2, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True)
+    assert [count for _, count in values] == [8, 8]
+    said = (tmp_path / "run/logs/rank0.log").read_text()
+    assert "2 of 12 images cannot be read and are left out" in said and f"{folder}/train/dog/8.png" in said
+
+
+def test_lite_data_is_the_same_each_time(tmp_path):
+    import subprocess
+    import sys
+
+    from tests.harness import ROOT
+
+    def write(where):
+        command = [sys.executable, str(ROOT / "tools/lite_data.py"), str(where)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+
+    def contents(where):
+        return {str(p.relative_to(where)): p.read_bytes() for p in where.rglob("*") if p.is_file()}
+
+    assert write(tmp_path / "a").returncode == write(tmp_path / "b").returncode == 0
+    first = contents(tmp_path / "a")
+    assert first == contents(tmp_path / "b")
+    assert (
+        sum(name.startswith("train/") for name in first) == 1437
+        and sum(name.startswith("val/") for name in first) == 360
+    )
+    (tmp_path / "a/val/3").rename(tmp_path / "a/val/33")
+    assert write(tmp_path / "a").returncode == 0 and contents(tmp_path / "a") == first
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").touch()
+    refused = write(tmp_path / "mine")
+    assert refused.returncode == 1 and "was not made by this command" in refused.stderr
+    assert list((tmp_path / "mine").iterdir()) == [tmp_path / "mine/file"]

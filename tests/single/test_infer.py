@@ -1,0 +1,285 @@
+"""The deployed script: as a user types it, with the repository out of reach."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.harness import ROOT, environment, run
+
+CLASSES = ["ant", "bee", "cow", "dog", "elk", "fox"]
+
+
+def exported(directory):
+    """An untrained network whose answers depend on the picture, exported with names."""
+    import paddle
+
+    from deploy.inference_python import preprocess
+    from models.mobilenet_v3_small.net import MobileNetV3Small
+    from ppfleet.export import export
+
+    paddle.seed(4)
+    net = MobileNetV3Small(len(CLASSES))
+    net.train()
+    noise = np.random.RandomState(1)
+    for _ in range(40):  # until BatchNorm's statistics let a picture through to the scores
+        coarse = noise.standard_normal((16, 3, 4, 4)).astype("float32").repeat(16, 2).repeat(16, 3)
+        net(paddle.to_tensor(coarse))
+    net.eval()
+    scores, last = net(paddle.to_tensor(coarse)), net.classifier[3]
+    scale = 1 / scores.std(0)
+    last.weight.set_value(last.weight * scale)  # scores that spread by 1 around 0
+    last.bias.set_value((last.bias - scores.mean(0)) * scale)
+    paddle.save(net.state_dict(), f"{directory}/weights.pdparams")
+    how = preprocess.settings(64)
+    export(net, [None, 3, 64, 64], Path(directory) / "model", model="a_model", classes=CLASSES, preprocess=how)
+
+
+def logits(directory, paths):
+    """What the dynamic model answers through evaluation's data set, and the static one through the deployed code."""
+    import argparse
+
+    import paddle
+
+    sys.path.insert(0, f"{directory}/deployed")
+    from infer import Classifier, prepare
+
+    from deploy.inference_python import preprocess
+    from models.mobilenet_v3_small.data import Images
+    from models.mobilenet_v3_small.net import MobileNetV3Small, load_weights
+
+    net = MobileNetV3Small(len(CLASSES))
+    load_weights(net, f"{directory}/weights.pdparams")
+    net.eval()
+    images = Images([(path, 0) for path in paths], preprocess.settings(64))
+    options = argparse.Namespace(use_gpu=False, cpu_threads=1, enable_mkldnn=True)
+    model = Classifier(f"{directory}/model", options)
+    found = []
+    for index, path in enumerate(paths):
+        mine, theirs = images[index][0][None], prepare(path, model.stamp["preprocess"])[None]
+        dynamic, static = net(paddle.to_tensor(mine)).numpy()[0], model.scores(theirs)[0]
+        found.append(
+            {"same_input": bool((mine == theirs).all()), "dynamic": dynamic.tolist(), "static": static.tolist()}
+        )
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A model, ten pictures of many kinds, and a copy of the deployed directory alone."""
+    root = tmp_path_factory.mktemp("infer")
+    run(exported, 1, root / "out", str(root))
+    shutil.copytree(ROOT / "deploy/inference_python", root / "deployed", ignore=shutil.ignore_patterns("__pycache__"))
+    random = np.random.RandomState(0)
+    for number, name in enumerate(CLASSES + CLASSES[:4]):
+        pixels = cv2.resize(random.randint(0, 256, (5, 5, 3)).astype(np.uint8), (40 + 20 * number, 90))
+        path = root / f"pictures/{name}/{number}.{'png' if number % 2 else 'jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(cv2.imencode(path.suffix, pixels)[1].tobytes())
+    return root
+
+
+def infer(place, *arguments, model="model"):
+    command = [sys.executable, str(place / "deployed/infer.py"), f"--model-dir={place / model}", *arguments]
+    return subprocess.run(
+        command, cwd=place / "deployed", env=environment(0, []), capture_output=True, text=True, timeout=120
+    )
+
+
+def answers(place, *arguments):
+    out = place / "answers.json"
+    done = infer(place, f"--json={out}", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+def test_same_logits_as_the_dynamic_model(place):
+    got = answers(place, f"--img-path={place}/pictures", "--batch-size=4", "--topk=6")["images"]
+    paths = [answer["path"] for answer in got]
+    assert len(paths) == 10 and paths == sorted(paths)
+    (found,) = run(logits, 1, place / "out", str(place), paths)
+    assert all(one["same_input"] for one in found)
+    dynamic, static = (np.array([one[kind] for one in found]) for kind in ("dynamic", "static"))
+    assert np.abs(dynamic - static).max() < 2e-3  # the last layer was magnified 500 times, and rounding with it
+    assert dynamic.std(0).min() > 0.1  # the pictures do matter
+    for answer, row in zip(got, dynamic):
+        shares = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        order = np.argsort(-shares)
+        assert [best["label"] for best in answer["top"]] == order.tolist()
+        assert [best["class"] for best in answer["top"]] == [CLASSES[i] for i in order]
+        np.testing.assert_allclose([best["score"] for best in answer["top"]], shares[order], rtol=2e-3)
+
+
+@pytest.mark.parametrize("arguments", [["--batch-size=3"], ["--batch-size=64"], ["--enable-mkldnn=False"]])
+def test_any_batch_size_answers_alike(place, arguments):
+    one = answers(place, f"--img-path={place}/pictures", "--batch-size=1")["images"]
+    many = answers(place, f"--img-path={place}/pictures", *arguments)["images"]
+    for a, b in zip(one, many):
+        assert a["path"] == b["path"] and [t["class"] for t in a["top"]] == [t["class"] for t in b["top"]]
+        np.testing.assert_allclose([t["score"] for t in a["top"]], [t["score"] for t in b["top"]], rtol=2e-3)
+
+
+def test_file_folder_and_pattern(place):
+    file = sorted((place / "pictures/ant").iterdir())[0]
+    assert [a["path"] for a in answers(place, f"--img-path={file}")["images"]] == [str(file)]
+    assert len(answers(place, f"--img-path={place}/pictures/ant")["images"]) == 2
+    assert len(answers(place, f"--img-path={place}/pictures/*/*.png")["images"]) == 5
+    (top,) = answers(place, f"--img-path={file}", "--topk=2")["images"]
+    assert len(top["top"]) == 2
+
+
+def test_accuracy_where_folders_are_called_like_classes(place):
+    told = answers(place, f"--img-path={place}/pictures")
+    right = sum(a["top"][0]["class"] == a["path"].split("/")[-2] for a in told["images"])
+    assert told["accuracy"]["top1"] == right / 10 and told["accuracy"]["samples"] == 10
+    shutil.copytree(place / "pictures/ant", place / "unsorted", dirs_exist_ok=True)
+    assert answers(place, f"--img-path={place}/unsorted")["accuracy"] is None
+
+
+ROWS = r"""
+---------------------- Env info ----------------------
+ OS_version: .+
+ CUDA_version: .+
+ CUDNN_version: .+
+ drivier_version: .+
+---------------------- Paddle info ----------------------
+ paddle_version: [\d.]+
+ paddle_commit: [0-9a-f]{40}
+ log_api_version: 1.0
+----------------------- Conf info -----------------------
+ runtime_device: cpu
+ ir_optim: True
+ enable_memory_optim: True
+ enable_tensorrt: False
+ enable_mkldnn: False
+ cpu_math_library_num_threads: 2
+----------------------- Model info ----------------------
+ model_name: a_model
+ precision: fp32
+----------------------- Data info -----------------------
+ batch_size: 4
+ input_shape: \[3, 64, 64\]
+ data_num: 10
+----------------------- Perf info -----------------------
+ cpu_rss\(MB\): [\d.]+, gpu_rss\(MB\): None, gpu_util: None%
+ total time spent\(s\): [\d.]+
+ preprocess_time\(ms\): [\d.]+, inference_time\(ms\): [\d.]+, postprocess_time\(ms\): [\d.]+
+ inference_time\(ms\) p50: [\d.]+, p90: [\d.]+, p99: [\d.]+
+ whole_batch_time\(ms\) p50: [\d.]+, p90: [\d.]+, p99: [\d.]+
+ images/s: [\d.]+ \(inference alone: [\d.]+\)
+""".strip().splitlines()
+
+
+def test_benchmark_block_row_for_row(place):
+    done = infer(
+        place,
+        f"--img-path={place}/pictures",
+        "--batch-size=4",
+        "--benchmark=True",
+        "--enable-mkldnn=False",
+        "--cpu-threads=2",
+        "--warmup=2",
+        "--use-gpu=False",
+    )
+    assert done.returncode == 0, done.stderr
+    prefix = r"^\[\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\] infer INFO: "
+    lines = [re.sub(prefix, "", line) for line in done.stdout.splitlines() if re.match(prefix, line)]
+    assert lines[0] == "" and re.search(prefix + "\n\n", done.stdout, re.M)
+    assert len(lines) == len(ROWS) + 1
+    for line, row in zip(lines[1:], ROWS):
+        assert re.fullmatch(row, line), (line, row)
+    figures = json.loads((place / "model/benchmark_cpu_batchsize_4.json").read_text())
+    perf, more = figures["Perf"], figures["More"]
+    assert more["batches"] == 3 and figures["Data"]["data_num"] == 10
+    parts = sum(perf[f"{part}_time_ms"] for part in ("preprocess", "inference", "postprocess"))
+    assert perf["total_time_s"] == pytest.approx(3 * parts / 1000, rel=0.01)
+    assert more["images_per_s"] == pytest.approx(10 / perf["total_time_s"], rel=0.01)
+    assert 0 < more["inference_ms"]["p50"] <= more["inference_ms"]["p90"] <= more["inference_ms"]["p99"]
+    assert 50 < perf["cpu_rss_mb"] < 5000
+
+
+def test_nvidia_smi_that_fails_or_hangs_is_given_up(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'deploy/inference_python')!r})\n"
+        "import benchmark; print(benchmark.nvidia_smi('driver_version'))"
+    )
+    env = {**environment(0, []), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for script, answer in (("exit 9", "{}"), ("exec sleep 30", "{}"), ("echo 550.1", "{'driver_version': '550.1'}")):
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == answer, done.stderr
+
+
+def test_bad_images_are_named_and_the_others_answered(place, tmp_path):
+    shutil.copytree(place / "pictures/ant", tmp_path / "mixed")
+    (tmp_path / "mixed/text.jpg").write_text("not an image")
+    whole = next((place / "pictures/cow").glob("*.jpg")).read_bytes()
+    (tmp_path / "mixed/half.jpg").write_bytes(whole[: len(whole) // 2])
+    done = infer(place, f"--img-path={tmp_path}/mixed", "--batch-size=3")
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2
+    errors = done.stderr.splitlines()
+    assert len(errors) == 3 and "half.jpg: no image" in errors[0] and "text.jpg: no image" in errors[1]
+    assert "2 of 4 images could not be read" in errors[2]
+
+
+def spoil(place, what, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")
+    target = tmp_path / "model"
+    if what == "weights gone":
+        (target / "inference.pdiparams").unlink()
+    elif what == "weights damaged":
+        (target / "inference.pdiparams").write_bytes(b"x" + (target / "inference.pdiparams").read_bytes()[1:])
+    elif what == "no stamp":
+        (target / "export.json").unlink()
+    elif what == "stamp damaged":
+        (target / "export.json").write_text("{")
+    elif what == "stamp without classes":
+        stamp = json.loads((target / "export.json").read_text())
+        (target / "export.json").write_text(json.dumps({**stamp, "classes": CLASSES[:3]}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("weights gone", "lacks inference.pdiparams"),
+        ("weights damaged", "inference.pdiparams is damaged or from another export"),
+        ("no stamp", "holds no export.json"),
+        ("stamp damaged", "export.json is damaged or incomplete"),
+        ("stamp without classes", "names 3 classes, the model answers with 6"),
+    ],
+)
+def test_a_model_that_is_not_whole(place, tmp_path, what, said):
+    target = spoil(place, what, tmp_path)
+    done = infer(place, f"--img-path={place}/pictures", model=target)
+    assert done.returncode == 1 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--img-path=/nowhere/x.jpg"], 1, "--img-path=/nowhere/x.jpg does not exist"),
+        (["--img-path={empty}"], 1, "holds no images"),
+        (["--img-path={pictures}", "--batch-size=0"], 2, "'0' is no whole number from 1 up"),
+        (["--img-path={pictures}", "--use-gpu=True"], 1, "take --use-gpu=False"),
+        (["--img-path={pictures}", "--use-tensorrt=True"], 1, "--use-tensorrt=True needs --use-gpu=True"),
+        (["--img-path={pictures}", "--precision=fp16"], 1, "--precision=fp16 needs --use-gpu=True"),
+        (["--img-path={pictures}", "--precision=int4"], 2, "invalid choice: 'int4'"),
+        (["--img-path={pictures}", "--use-gpu=maybe"], 2, "'maybe' is neither True nor False"),
+        (["--img-path={pictures}", "--model-dir=/nowhere"], 1, "--model-dir=/nowhere does not exist"),
+        (["--img-path={pictures}", "--json=/proc/nowhere/x.json"], 1, "cannot write /proc/nowhere/x.json"),
+        ([], 2, "the following arguments are required: --img-path"),
+    ],
+)
+def test_wrong_arguments_are_one_line(place, tmp_path, arguments, code, said):
+    filled = [argument.format(empty=tmp_path, pictures=place / "pictures") for argument in arguments]
+    done = infer(place, *filled)
+    assert done.returncode == code and said in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr

@@ -67,7 +67,7 @@ def load(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
         ) from None
     except Exception as failure:  # noqa: BLE001 - a damaged pickle can raise anything; all of it means the same
         raise CheckpointError(
-            f"{path} is truncated or no .pdparams file ({type(failure).__name__}: {failure})"
+            f"{path} is truncated or no .pdparams file ({type(failure).__name__}: {' '.join(str(failure).split())})"
         ) from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors")

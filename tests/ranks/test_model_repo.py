@@ -1,0 +1,263 @@
+"""The tools as a user types them: under Paddle's launcher, killed and started again, evaluated, exported, deployed."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.harness import ROOT, environment, free_ports
+
+SMALL = ["--device=cpu", "--image-size=32", "--batch-size=16", "--crop=0.6", "--augment=none", "--workers=0"]
+
+
+def command(ranks, log_dir, *arguments):
+    made = [sys.executable]
+    if ranks > 1:
+        made += ["-m", "paddle.distributed.launch", "--nproc_per_node", str(ranks), "--log_dir", str(log_dir)]
+        made += ["--start_port", str(free_ports(1)[0]), "--ips", "127.0.0.1"]
+    return [*made, *(str(argument) for argument in arguments)]
+
+
+def call(place, ranks, script, *arguments, code=0):
+    """Run one of the repository's scripts from another directory; what it printed."""
+    done = subprocess.run(
+        command(ranks, place / "launch", ROOT / script, *arguments),
+        cwd=place,
+        env=environment(0, []),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Every tenth digit (144 to train on, 36 to evaluate with), and a run of two ranks and three epochs on them."""
+    root = tmp_path_factory.mktemp("repo")
+    call(root, 1, "tools/lite_data.py", "all")
+    for path in (root / "all").glob("*/*/*.png"):
+        if int(path.stem) // 5 % 10 == 0:
+            (root / "data" / path.relative_to(root / "all").parent).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, root / "data" / path.relative_to(root / "all"))
+    shutil.copytree(root / "all/test", root / "data/test")
+    root.joinpath("said").write_text(
+        call(root, 2, "tools/train.py", "--data-path=data", "--output-dir=run", "--epochs=3", *SMALL)
+    )
+    return root
+
+
+def test_what_a_run_leaves(place):
+    said = place.joinpath("said").read_text()
+    assert "lr_rule=0.1 at a global batch of 256, so 0.0125 at 32; linear warm-up" in said
+    assert len(re.findall(r"eval: top1: [\d.]+, top5: [\d.]+, loss: [\d.]+, samples: 36", said)) == 3
+    settings = json.loads((place / "run/settings.json").read_text())
+    assert settings["global_batch"] == 32 and settings["data"]["train"] == 144 and settings["options"]["epochs"] == 3
+    assert settings["lr_rule"].startswith("0.1 at a global batch of 256, so 0.0125 at 32")
+    card = json.loads((place / "run/model.json").read_text())
+    assert card["classes"] == list("0123456789") and card["preprocess"]["crop"] == 32
+    assert (place / "run/latest.pdparams").exists() and (place / "run/best.pdparams").exists()
+
+
+def test_visualdl_holds_curves_and_pictures(place):
+    from visualdl import LogReader
+
+    (log,) = (place / "run/visualdl").glob("*.log")
+    reader = LogReader(file_path=str(log))
+    tags = reader.get_tags()
+    assert {"train/loss", "train/lr", "train/ips", "eval/top1"} <= set(tags["scalar"])
+    assert {"input", "confusion"} <= set(tags["image"])
+    assert [record.id for record in reader.get_data("scalar", "eval/top1")] == [4, 8, 12]
+
+
+def test_evaluation_is_the_same_on_any_number_of_ranks_and_in_deployment(place):
+    figures = set()
+    for ranks in (1, 2, 3):
+        said = call(
+            place, ranks, "tools/eval.py", "--device=cpu", "--data-path=data", "--pretrained=run/latest.pdparams"
+        )
+        figures.add(re.search(r"^top1: [\d.]+ top5: [\d.]+ samples: 36$", said, re.M).group())
+        told = json.loads((place / "run/eval.json").read_text())
+        figures.add(f"{told['top1']!r} {told['top5']!r} {told['loss']!r}")
+    assert len(figures) == 2, figures
+    said = call(
+        place,
+        1,
+        "tools/export.py",
+        "--model=mobilenet_v3_small",
+        "--pretrained=run/latest.pdparams",
+        "--save-inference-dir=run",
+    )
+    assert re.search(r"exported to run: 10 classes, 32x32, static and dynamic outputs agree within [\d.e-]+", said)
+    call(
+        place,
+        1,
+        "deploy/inference_python/infer.py",
+        "--model-dir=run",
+        "--img-path=data/val",
+        "--batch-size=5",
+        "--json=out.json",
+    )
+    deployed = json.loads((place / "out.json").read_text())["accuracy"]
+    assert {name: deployed[name] for name in ("top1", "top5", "samples")} == {
+        name: told[name] for name in ("top1", "top5", "samples")
+    }
+    assert (
+        place / "run/checkpoints/latest/manifest.json"
+    ).exists()  # an export into the run's directory takes nothing away
+
+
+def test_test_only_is_the_same(place):
+    said = call(
+        place,
+        1,
+        "tools/train.py",
+        "--test-only",
+        "--use-gpu=False",
+        "--data-path=data",
+        "--pretrained=run/latest.pdparams",
+        "--output-dir=elsewhere",
+    )
+    assert re.search(r"^top1: [\d.]+ top5: [\d.]+ samples: 36$", said, re.M)
+    assert json.loads((place / "elsewhere/eval.json").read_text())["samples"] == 36
+
+
+def test_fine_tuning_replaces_the_classifier(place):
+    for name in ("5", "6", "7", "8", "9"):
+        for split in ("train", "val"):
+            shutil.copytree(place / "data" / split / name, place / "half" / split / f"digit {name}", dirs_exist_ok=True)
+    said = call(
+        place,
+        1,
+        "tools/train.py",
+        "--data-path=half",
+        "--output-dir=fine",
+        "--epochs=1",
+        "--pretrained=run/best.pdparams",
+        *SMALL,
+    )
+    assert "208 of 210 tensors loaded" in said and "classifier.3.bias has shape [10], the model's [5]" in said
+
+
+def test_killed_and_started_again_it_goes_on(place):
+    arguments = ["--data-path=data", "--output-dir=killed", "--epochs=3", "--save-every=1", *SMALL]
+    launcher = subprocess.Popen(
+        command(2, place / "launch", ROOT / "tools/train.py", *arguments),
+        cwd=place,
+        env=environment(0, []),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list((place / "killed/checkpoints").glob("*-step-6")) and time.monotonic() < deadline:
+            assert launcher.poll() is None
+            time.sleep(0.01)
+        # Launcher and ranks, in the middle of the second epoch.
+        everybody = psutil.Process(launcher.pid)
+        for process in [everybody, *everybody.children(recursive=True)]:
+            process.kill()
+    finally:
+        launcher.wait(30)
+    reached = max(int(path.name.rpartition("-")[2]) for path in (place / "killed/checkpoints").glob("0*-step-*"))
+    assert 6 <= reached < 12
+    said = call(place, 2, "tools/train.py", *arguments)
+    assert re.search(rf"resumed from \S+-step-{reached}: epoch {reached // 4}, step {reached}, ", said), said[-3000:]
+    whole, again = ((place / run / "latest.pdparams").read_bytes() for run in ("run", "killed"))
+    assert whole == again  # as if nobody had killed it
+    assert "nothing to do: 3 of 3 epochs are done already" in call(place, 2, "tools/train.py", *arguments)
+
+
+def test_one_bar_for_a_person_before_the_launcher(place):
+    import fcntl
+    import os
+    import pty
+    import struct
+    import termios
+
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+    arguments = ["--data-path=data", "--output-dir=seen", "--epochs=1", *SMALL]
+    process = subprocess.Popen(
+        command(2, place / "launch_seen", ROOT / "tools/train.py", *arguments),
+        cwd=place,
+        env=environment(0, []),
+        stdout=side,
+        stderr=side,
+    )
+    os.close(side)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(main, 65536)
+        except OSError:  # the other side was closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(main)
+    assert process.wait(60) == 0
+    assert re.search(r"epoch: \[1/1\]: 100%\|#+\| 4/4", shown.decode(errors="replace")), shown[-3000:]
+    assert "%|" not in (place / "launch_seen/workerlog.0").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "code", "said"),
+    [
+        ("train", ["--data-path=nowhere"], 1, "error: there is no data set at nowhere; expected is one of:"),
+        ("train", ["--data-path=nothing"], 1, "error: nothing has no train/ (it holds nothing)"),
+        ("train", ["--data-path=data", "--batch-size=0"], 2, "'0' is no whole number from 1 up"),
+        ("train", ["--data-path=data", "--batch-size=1000"], 1, "error: "),
+        ("train", ["--data-path=data", "--device=tpu"], 1, "error: device='tpu' is none of auto, cpu, gpu"),
+        ("train", ["--data-path=data", "--use-gpu=True"], 1, "error: device='gpu', but "),
+        ("train", ["--data-path=data", "--use-gpu=True", "--device=cpu"], 2, "contradict each other"),
+        ("train", ["--data-path=data", "--augment=blur"], 2, "'blur' is neither none nor a list of flip, jitter, rand"),
+        ("train", ["--data-path=data", "--pretrained=gone.pdparams"], 1, "error: gone.pdparams does not exist"),
+        ("train", ["--data-path=data", "--resume=gone"], 1, "error: gone"),
+        ("train", ["--data-path=broken"], 1, "no image, or a damaged one"),
+        ("train", ["--data-path=data", "--output-dir=run", "--image-size=64"], 1, "was trained with other preprocess"),
+        ("eval", ["--data-path=data"], 1, "error: which weights? give --pretrained=<run>/latest.pdparams"),
+        ("eval", ["--data-path=half", "--pretrained=run/best.pdparams"], 1, "that the training set does not know"),
+        ("eval", ["--data-path=half", "--pretrained=bare.pdparams"], 1, "bare.pdparams tells 10 classes apart, not 5"),
+        ("export", [], 2, "which weights?"),
+        ("export", ["--pretrained=gone.pdparams"], 1, "error: gone.pdparams does not exist"),
+        ("export", ["--pretrained=data/test/0.png"], 1, "is truncated or no .pdparams file"),
+        (
+            "export",
+            ["--pretrained=run/best.pdparams", "--save-inference-dir=data/test/0.png"],
+            1,
+            "error: cannot write",
+        ),
+        ("export", ["--pretrained=run/best.pdparams", "--model=resnet"], 2, "invalid choice: 'resnet'"),
+    ],
+)
+def test_bad_input_is_one_sentence(place, script, arguments, code, said):
+    (place / "nothing").mkdir(exist_ok=True)
+    if not (place / "bare.pdparams").exists():
+        shutil.copy(place / "run/best.pdparams", place / "bare.pdparams")
+        shutil.copytree(place / "data", place / "broken")
+        next((place / "broken/train/3").glob("*.png")).write_text("not an image")
+        for split in ("train", "val"):
+            for name in "56789":
+                shutil.copytree(
+                    place / "data" / split / name, place / "half" / split / f"digit {name}", dirs_exist_ok=True
+                )
+    output = ["--output-dir=bad"] if script == "train" and not any("output-dir" in a for a in arguments) else []
+    small = ["--epochs=1", "--image-size=32", "--workers=0"] if script == "train" else []
+    done = subprocess.run(
+        command(1, None, ROOT / f"tools/{script}.py", *small, *output, *arguments),
+        cwd=place,
+        env=environment(0, []),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code and said in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("  ") and "lite_data.py" not in line]
+    assert len(lines) == 1 and "Traceback" not in done.stderr, done.stderr

@@ -47,6 +47,7 @@ from ppfleet.wrap import (
     unwrap,
 )
 
+HERE = "here"  # the entry of job.settings that may differ from host to host, such as paths
 _END = object()
 
 
@@ -108,6 +109,7 @@ class Job:
             log.info(self.precision.note)
         self._seed_all(0)
         # What was decided, printed and stored at the first step; a script may add lines of its own, such as lr_rule.
+        # All ranks must have the same, except for the entry "here".
         self.settings: dict[str, Any] = {
             "ranks": self.world.size,
             "device": self.device.partition(":")[0],
@@ -430,7 +432,8 @@ class Job:
             tail=plan.tail,
         )
         text = json.dumps(self.settings, indent=1, ensure_ascii=False, default=str)
-        check_same(self.comm, "settings", json.loads(text))  # each time: only all ranks together can say "as before"
+        # Each time: only all ranks together can say "as before".
+        check_same(self.comm, "settings", {k: v for k, v in json.loads(text).items() if k != HERE})
         if text == self._agreed:
             return
         self._agreed = text

@@ -46,7 +46,7 @@ def train(o: Namespace) -> None:
         load_weights(net, o.pretrained, anew=True)
     rate = recipe.Schedule(o.lr, train.plan.global_batch * o.accumulate, o.epochs, len(train))
     net, optimizer = job.prepare(net, recipe.optimizer(net, rate))
-    job.settings.update(lr_rule=rate.rule, data=describe(o, files), options=vars(o))
+    job.settings.update(lr_rule=rate.rule, data=describe(files), **options_used(o))
     leave_card(job, o, {"model": o.model, "classes": files.classes, "preprocess": how})
     job.resume(o.resume)
     for epoch in job.epochs(o.epochs):
@@ -77,7 +77,9 @@ def evaluate(o: Namespace) -> None:
     seen = pictures.Confusion(val, files.classes)
     scores = job.evaluate(net, val, top1=seen, **recipe.MEASURED)
     show(job, seen)
-    common.write_json(job, output / "eval.json", {**scores, "weights": o.pretrained, "data": describe(o, files)})
+    common.write_json(
+        job, output / "eval.json", {**scores, "weights": o.pretrained, "data": {"path": o.data_path, **describe(files)}}
+    )
     if job.world.first:
         print(f"top1: {scores['top1']:.6f} top5: {scores['top5']:.6f} samples: {scores['samples']}", flush=True)
 
@@ -93,21 +95,33 @@ def find_files(job: ppfleet.Job, o: Namespace, classes: list[str] | None = None)
     return data.without_unreadable(files, job) if o.skip_bad_images else files
 
 
-def describe(o: Namespace, files: data.Files) -> dict[str, Any]:
+def describe(files: data.Files) -> dict[str, Any]:
     """For settings.json, and for the check that all ranks have the same."""
     sizes = {"classes": len(files.classes), "train": len(files.train), "val": len(files.val)}
-    return {"path": o.data_path, **sizes, "fingerprint": files.fingerprint}
+    return {**sizes, "fingerprint": files.fingerprint}
+
+
+def options_used(o: Namespace) -> dict[str, dict[str, Any]]:
+    """The command line, with what may differ from host to host apart."""
+    here = ("data_path", "output_dir", "pretrained", "resume", "workers")
+    return {
+        "options": {name: value for name, value in vars(o).items() if name not in here},
+        "here": {name: value for name, value in vars(o).items() if name in here},
+    }
 
 
 def leave_card(job: ppfleet.Job, o: Namespace, card: dict[str, Any]) -> None:
     """model.json, for evaluation and export; a run that goes on must go on with the same classes and images."""
     path = job.directory / common.CARD
-    if o.resume == "auto" and (job.directory / "latest.pdparams").exists():
-        before = common.card(path)
+
+    def check() -> None:
+        before = common.card(path) if o.resume == "auto" and (job.directory / "latest.pdparams").exists() else {}
         for name in [name for name in before if before[name] != card.get(name)]:
             raise FleetError(
-                f"{job.directory} was trained with other {name}: take another --output-dir, or --resume=none"
+                f"{job.directory} was trained with other {name}: take another --output-dir or --resume=none"
             )
+
+    job.comm.on_first(check, f"reading of {path.name}")
     common.write_json(job, path, card)
 
 

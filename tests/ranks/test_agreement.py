@@ -1,5 +1,7 @@
 """What plain Paddle lets through in silence: ranks that differ, NaN on one of them, a peer that dies."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -295,7 +297,7 @@ def test_weights_that_differ_are_never_saved(tmp_path):
     assert not (tmp_path / "run/checkpoints").exists()
 
 
-def changes_its_batch(path):
+def changes_its_batch(path, only_here=False):
     import paddle
     import paddle.nn.functional as F
 
@@ -305,8 +307,9 @@ def changes_its_batch(path):
     job = ppfleet.Job(path, device="cpu", seed=1)
     net = blocks.mlp()
     wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
+    job.settings["here"] = {"path": f"on rank {job.world.rank}"}  # may differ
     for epoch in job.epochs(2):
-        batch = 4 if epoch and job.world.rank else 8
+        batch = 4 if epoch and job.world.rank and not only_here else 8
         for points, labels in job.steps(job.loader(blocks.Points(32), batch, shuffle=True)):
             job.backward(F.cross_entropy(wrapped(points), labels))
 
@@ -314,3 +317,8 @@ def changes_its_batch(path):
 def test_settings_that_differ_later_are_found_too(tmp_path):
     for kind, message in run_raising(changes_its_batch, 2, tmp_path / "out", str(tmp_path / "run")):
         assert kind == "MismatchError" and "batch_size: 8 on rank 0 on 127.0.0.1; 4 on rank 1" in message
+
+
+def test_settings_of_a_host_may_differ(tmp_path):
+    run(changes_its_batch, 2, tmp_path / "out", str(tmp_path / "run"), True)
+    assert json.loads((tmp_path / "run/settings.json").read_text())["here"] == {"path": "on rank 0"}

@@ -58,13 +58,12 @@ class Confusion:
                     ink = (255, 255, 255) if shares[row, column] > 0.5 else (0, 0, 0)
                     _write(image, str(counts[row, column]), margin + column * cell, margin + (row + 1) * cell, ink)
             _write(image, self._classes[row][:16], 0, margin + (row + 1) * cell, (0, 0, 0))
-        names = np.full((margin, image.shape[1], 3), 255, np.uint8)
-        names = np.ascontiguousarray(np.rot90(names))  # column names run upwards
+        names = np.full((image.shape[1], margin, 3), 255, np.uint8)  # of the columns, upright once it is turned
         for column in range(size):
-            _write(names, self._classes[column][:16], 4, image.shape[1] - margin - column * cell, (0, 0, 0), up=True)
-        image[:margin] = np.rot90(names, -1)
+            _write(names, self._classes[column][:16], 0, margin + (column + 1) * cell - cell // 4, (0, 0, 0))
+        image[:margin] = np.rot90(names)
         return image
 
 
-def _write(image: Image, text: str, left: int, bottom: int, ink: tuple[int, int, int], up: bool = False) -> None:
+def _write(image: Image, text: str, left: int, bottom: int, ink: tuple[int, int, int]) -> None:
     cv2.putText(image, text, (left + 4, bottom - 8), cv2.FONT_HERSHEY_SIMPLEX, 0.4, ink, 1, cv2.LINE_AA)

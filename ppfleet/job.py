@@ -356,7 +356,8 @@ class Job:
     def resume(self, source: str | Path = "auto") -> bool:
         """Go on from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
 
-        "auto" takes the newest of this run that verifies, if there is one; "none" starts anew; a path takes that one.
+        "auto" takes the newest of this run that verifies, if there is one; "none" starts anew; a path takes that
+        checkpoint, or the newest of that run.
         """
         stepper = self._ready("job.resume")
         if str(source) == "none":

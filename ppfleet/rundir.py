@@ -69,13 +69,17 @@ class RunDir:
         self._write_weights(net, best)
 
     def find(self, source: str) -> str | None:
-        """The checkpoint to go on from: `auto` is the newest that verifies, if there is one; else the path given."""
-        if source != "auto":
+        """The checkpoint to go on from. `auto`: the newest of this run that verifies, if there is one; else the one
+        that the path names, or the newest of the run there."""
+        there = self.checkpoints if source == "auto" else Path(source) / "checkpoints"
+        if source != "auto" and not there.is_dir():
             checkpoint.verify(Path(source))
             return source
-        found = checkpoint.newest(self.checkpoints)
+        found = checkpoint.newest(there)
         if found.skipped:
             log.say(f"skipped {len(found.skipped)} checkpoint(s) that do not verify: {'; '.join(found.skipped)}")
+        if source != "auto" and found.path is None:
+            raise CheckpointError(f"{there} holds no checkpoint that verifies")
         return str(found.path) if found.path else None
 
 

@@ -8,13 +8,18 @@ module may be imported without Paddle.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib
 import json
 import os
+import pty
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +138,20 @@ def environment(rank: int, endpoints: list[str], extra: dict[str, str] | None = 
             PADDLE_CURRENT_ENDPOINT=endpoints[rank],
         )
     return {**env, **(extra or {})}
+
+
+def watch(command: list[str], directory: Path) -> tuple[int, str]:
+    """Run a command before a terminal of 150 columns, as a person would; its exit code and what the terminal got."""
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+    process = subprocess.Popen(command, cwd=directory, env=environment(0, []), stdout=side, stderr=side)
+    os.close(side)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other side was closed
+        while piece := os.read(main, 65536):
+            shown += piece
+    os.close(main)
+    return process.wait(60), shown.decode(errors="replace")
 
 
 def free_ports(count: int) -> list[int]:

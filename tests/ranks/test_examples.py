@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.harness import ROOT, environment, free_ports
+from tests.harness import ROOT, environment, free_ports, watch
 
 
 def launch(tmp_path, ranks, script, *arguments):
@@ -66,28 +66,7 @@ def test_many_cards_runs_and_learns(tmp_path, ranks):
 
 
 def test_a_bar_is_drawn_where_a_person_watches(tmp_path):
-    import fcntl
-    import os
-    import pty
-    import struct
-    import termios
-
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
-    command = [sys.executable, str(ROOT / "examples" / "many_cards.py")]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(0, ["alone"]), stdout=side, stderr=side)
-    os.close(side)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(main, 65536)
-        except OSError:  # the other side was closed
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(main)
-    text = shown.decode(errors="replace")
-    assert process.wait(60) == 0, text[-2000:]
+    code, text = watch([sys.executable, str(ROOT / "examples" / "many_cards.py")], tmp_path)
+    assert code == 0, text[-2000:]
     assert re.search(r"epoch: \[4/\?\]: 100%\|.*89/89", text), text[-2000:]
     assert "batch_cost" not in text

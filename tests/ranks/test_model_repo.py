@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from tests.harness import ROOT, environment, free_ports
+from tests.harness import ROOT, environment, free_ports, watch
 
 SMALL = ["--device=cpu", "--image-size=32", "--batch-size=16", "--crop=0.6", "--augment=none", "--workers=0"]
 
@@ -174,36 +174,16 @@ def test_killed_and_started_again_it_goes_on(place):
     assert "nothing to do: 3 of 3 epochs are done already" in call(place, 2, "tools/train.py", *arguments)
 
 
-def test_one_bar_for_a_person_before_the_launcher(place):
-    import fcntl
-    import os
-    import pty
-    import struct
-    import termios
+def test_resume_takes_the_directory_of_a_run(place):
+    arguments = ["--data-path=data", "--output-dir=moved", "--epochs=3", *SMALL]
+    said = call(place, 1, "tools/train.py", "--resume=run", *arguments)
+    assert re.search(r"resumed from \S+-step-12 \(written by 2 ranks\): epoch 3, step 12", said), said[-2000:]
 
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+
+def test_a_bar_under_the_launcher_for_the_person_who_started_it(place):
     arguments = ["--data-path=data", "--output-dir=seen", "--epochs=1", *SMALL]
-    process = subprocess.Popen(
-        command(2, place / "launch_seen", ROOT / "tools/train.py", *arguments),
-        cwd=place,
-        env=environment(0, []),
-        stdout=side,
-        stderr=side,
-    )
-    os.close(side)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(main, 65536)
-        except OSError:  # the other side was closed
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(main)
-    assert process.wait(60) == 0
-    assert re.search(r"epoch: \[1/1\]: 100%\|#+\| 4/4", shown.decode(errors="replace")), shown[-3000:]
+    code, shown = watch(command(2, place / "launch_seen", ROOT / "tools/train.py", *arguments), place)
+    assert code == 0 and re.search(r"epoch: \[1/1\]: 100%\|#+\| 4/4", shown), shown[-3000:]
     assert "%|" not in (place / "launch_seen/workerlog.0").read_text()
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from ppfleet.errors import CheckpointError
 
 TEMPORARY = ".tmp-"
+ODD = "backslashreplace"  # for file names that are no text; in JSON it makes the very escape that stands for them
 Writer = Callable[[Path], None]
 
 
@@ -21,6 +23,10 @@ def digest(path: Path) -> str:
         while piece := stream.read(1 << 20):
             sha.update(piece)
     return sha.hexdigest()
+
+
+def json_bytes(value: Any) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False).encode(errors=ODD)
 
 
 def sync(path: Path) -> None:

@@ -30,6 +30,7 @@ from ppfleet.comm import Comm, choose_device
 from ppfleet.errors import CheckpointError, FleetError
 from ppfleet.evaluation import SAMPLES, measure
 from ppfleet.export import export
+from ppfleet.files import disk_message
 from ppfleet.loader import Collate, Loader, make_loader, seed_everything
 from ppfleet.metrics import Totals
 from ppfleet.precision import Precision, plain
@@ -104,10 +105,15 @@ class Job:
 
         self._run = rundir.RunDir(self.directory, keep)
         self.comm.on_first(self._run.take, "opening of the run directory")
-        log.set_up(self.directory / "logs", self.world.rank)
+        try:
+            log.set_up(self.directory / "logs", self.world.rank)
+        except OSError as failure:
+            raise FleetError(disk_message(failure, self.directory / "logs")) from None
         if self.precision.note:
             log.info(self.precision.note)
         self._seed_all(0)
+        # What the weights mean (classes, preprocessing …), kept beside them; a resume refuses those of another card.
+        self.card: dict[str, Any] = {}
         # What was decided, printed and stored at the first step; a script may add lines of its own, such as lr_rule.
         # All ranks must have the same, except for the entry "here".
         self.settings: dict[str, Any] = {
@@ -340,6 +346,7 @@ class Job:
             "is_best": best,
             "skipped": self.skipped,
             "metrics": {name: float(value) for name, value in metrics.items()},
+            "card": self.card,
             "schedule": state.schedule_state(stepper.optimizer._learning_rate, self._schedule),
             "scaler": self.precision.state(),
             "paddle": paddle.__version__,
@@ -372,14 +379,16 @@ class Job:
             )
             for name in checkpoint.PARTS
         }
-        facts = rundir.restore(parts, found, self.seed, self._net, stepper.optimizer, self._parameters)
+        facts = rundir.restore(parts, found, self.seed, self.card, self._net, stepper.optimizer, self._parameters)
         self.precision.restore(facts["scaler"])
         self.epoch, self._position, self.best = facts["epoch"], facts["position"], facts["best"]
         self._order, self._left = facts["order"], False
         stepper.step, stepper.skipped, stepper.torn = facts["step"], facts["skipped"], False
         stepper.exchange.remember()
+        if Path(found).resolve().parent != self._run.checkpoints.resolve():
+            self.best = None  # another run's: this directory holds no weights of it
         if str(source) == "auto":
-            self.comm.on_first(lambda: self._run.mend(Path(found), self._net, facts["is_best"]), "mending of links")
+            self.comm.on_first(lambda: self._run.mend(Path(found), self._net, facts), "mending of links")
         ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.world.size else ""
         log.info(f"resumed from {found}{ranks}: epoch {self.epoch}, step {self.step}, sample {self._position}")
         return True

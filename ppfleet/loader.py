@@ -73,7 +73,8 @@ class Loader:
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         keys = _Keys(self.plan, epoch, start)
-        for batch, data in zip(self.plan.batches(epoch, start), self._read(keys)):
+        # The reader is asked first, so that it comes to its own end: Paddle's ends its workers there.
+        for data, batch in zip(self._read(keys), self.plan.batches(epoch, start)):
             self._expose(batch)
             yield data
 
@@ -84,7 +85,7 @@ class Loader:
             for key in keys:
                 yield to_tensors(draw(key))
             return
-        for data in DataLoader(
+        loader = DataLoader(
             draw,
             batch_sampler=keys,
             num_workers=self._workers,
@@ -92,8 +93,19 @@ class Loader:
             use_shared_memory=self._enough_shared_memory(),
             worker_init_fn=_die_with_parent,
             prefetch_factor=_PREFETCH,
-        ):
-            yield _Draw.checked(data)
+        )
+        batches = iter(loader)
+        try:
+            for data in batches:
+                yield _Draw.checked(data)
+        except SystemError as failure:
+            raise DataError(
+                f"a loader worker died, most often for want of memory: take fewer workers, or a smaller batch "
+                f"({' '.join(str(failure).split())[:300]})"
+            ) from None
+        finally:
+            # A pass that is left early, or fails, would otherwise keep its workers for as long as this process lives.
+            batches._try_shutdown_all(timeout=1)
 
     def _expose(self, batch: Batch) -> None:
         self.position = batch.position

@@ -36,7 +36,10 @@ def set_up(directory: Path, rank: int) -> None:
     console = _Console()
     console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     directory.mkdir(parents=True, exist_ok=True)
-    for handler in (console, logging.FileHandler(directory / f"rank{rank}.log", encoding="utf-8")):
+    for handler in (
+        console,
+        logging.FileHandler(directory / f"rank{rank}.log", encoding="utf-8", errors="backslashreplace"),
+    ):
         handler.setFormatter(form)
         _logger.addHandler(handler)
     _logger.setLevel(logging.INFO)

@@ -61,6 +61,8 @@ def load(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
         raise CheckpointError(f"{path} does not exist") from None
     except IsADirectoryError:
         raise CheckpointError(f"{path} is a directory, not a .pdparams file") from None
+    except OSError as failure:
+        raise CheckpointError(f"cannot read {path}: {failure.strerror}") from None
     except CheckpointError as refusal:
         raise CheckpointError(
             f"{path} is refused: {refusal}. If you trust its origin, save it anew from Paddle"

@@ -12,6 +12,8 @@ import paddle
 from ppfleet import checkpoint, files, log, state
 from ppfleet.errors import CheckpointError, FleetError
 
+CARD = "model.json"
+
 
 class RunDir:
     """`path` with its checkpoints; the newest `keep` of them stay, and the best."""
@@ -41,7 +43,7 @@ class RunDir:
             self._lock = None
 
     def write_settings(self, text: str) -> None:
-        files.replace_file(self.path / "settings.json", lambda path: files.write(path, text.encode()))
+        files.replace_file(self.path / "settings.json", lambda path: files.write(path, text.encode(errors=files.ODD)))
 
     def save(self, net: Any, moments: state.Arrays, facts: dict[str, Any]) -> Path:
         """One checkpoint, and latest.pdparams (best.pdparams) beside it."""
@@ -53,26 +55,31 @@ class RunDir:
             "state.json": lambda path: files.write(path, json.dumps(facts, indent=1).encode()),
         }
         written = checkpoint.write(self.checkpoints, int(facts["step"]), writers, self.keep, best)
-        self._write_weights(net, best)
+        self._write_weights(net, facts)
         return written
 
-    def _write_weights(self, net: Any, best: bool) -> None:
-        weights = net.state_dict()
-        for name in ("latest", "best") if best else ("latest",):
+    def _write_weights(self, net: Any, facts: dict[str, Any]) -> None:
+        """For other tools, which read no checkpoints: the weights, and the card that says what they mean."""
+        weights, card = net.state_dict(), files.json_bytes(facts["card"])
+        if facts["card"]:
+            files.replace_file(self.path / CARD, lambda path: files.write(path, card))
+        for name in ("latest", "best") if facts["is_best"] else ("latest",):
             files.replace_file(self.path / f"{name}.pdparams", lambda path: paddle.save(weights, str(path)))
 
-    def mend(self, source: Path, net: Any, best: bool) -> None:
+    def mend(self, source: Path, net: Any, facts: dict[str, Any]) -> None:
         """After a resume from the newest checkpoint: redo what a kill right after its rename may have left undone."""
         checkpoint.link(self.checkpoints, "latest", source)
-        if best:
+        if facts["is_best"]:
             checkpoint.link(self.checkpoints, "best", source)
-        self._write_weights(net, best)
+        self._write_weights(net, facts)
 
     def find(self, source: str) -> str | None:
         """The checkpoint to go on from. `auto`: the newest of this run that verifies, if there is one; else the one
         that the path names, or the newest of the run there."""
         there = self.checkpoints if source == "auto" else Path(source) / "checkpoints"
         if source != "auto" and not there.is_dir():
+            if not Path(source).is_dir():
+                raise CheckpointError(f"{source} is no directory: give a checkpoint's, a run's, 'auto' or 'none'")
             checkpoint.verify(Path(source))
             return source
         found = checkpoint.newest(there)
@@ -84,7 +91,13 @@ class RunDir:
 
 
 def restore(
-    parts: dict[str, bytes], source: str, seed: int, net: Any, optimizer: Any, parameters: dict[str, Any]
+    parts: dict[str, bytes],
+    source: str,
+    seed: int,
+    card: dict[str, Any],
+    net: Any,
+    optimizer: Any,
+    parameters: dict[str, Any],
 ) -> dict[str, Any]:
     """Put a checkpoint's parts into model and optimizer; what remains (state.json) is returned."""
     try:
@@ -94,6 +107,12 @@ def restore(
     if facts["seed"] != seed:
         raise CheckpointError(
             f"{source} was trained with seed={facts['seed']}, not {seed}: the order of samples would change midway"
+        )
+    facts.setdefault("card", {})
+    now = json.loads(files.json_bytes(card))
+    for name in [name for name in facts["card"] if now and now.get(name) != facts["card"][name]]:
+        raise CheckpointError(
+            f"{source} was trained with other {name} than now: bring the same, or begin a run in another directory"
         )
     model = state.from_bytes(parts["model.safetensors"], f"{source}/model.safetensors")
     moments = state.from_bytes(parts["optimizer.safetensors"], f"{source}/optimizer.safetensors")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
+import os
+import signal
 import sys
 from typing import Any, Callable, NoReturn
 
@@ -46,7 +50,7 @@ def number(kind: type, least: float, most: float = float("inf")) -> Callable[[st
             value = kind(text)
         except ValueError:
             value = None
-        if value is None or not least <= value <= most:
+        if value is None or not least <= value <= most or math.isinf(value):
             limits = f"from {least:g} up" if most == float("inf") else f"from {least:g} to {most:g}"
             raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' if kind is int else ''}number {limits}")
         return value
@@ -56,12 +60,21 @@ def number(kind: type, least: float, most: float = float("inf")) -> Callable[[st
 
 def run(main: Callable[[], None]) -> NoReturn:
     """Call `main` and end the process: 0 when it returns, 1 after an error of ppfleet's, 130 after Ctrl-C."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # a file name that is no text is shown with escapes
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()
+        sys.stdout.flush()
     except FleetError as failure:
         sys.last_value = failure  # what the other ranks are told when they wait for this one
         print(f"error: {failure}", file=sys.stderr, flush=True)
         sys.exit(1)
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         sys.exit(130)

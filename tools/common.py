@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import signal
 import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until script.run: Ctrl-C during the imports needs no traceback
 for package in ("cv2", "numpy", "paddle"):
     if find_spec(package) is None:
         sys.exit(f"{package} is not installed: pip install -e '.[cpu]', or '.[gpu]' on a machine with NVIDIA cards")
@@ -16,13 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 for noise in ("No ccache found", "When training, we now always track"):  # of Paddle's, at every start
     warnings.filterwarnings("ignore", message=noise)
 
-import ppfleet  # noqa: E402
-from ppfleet import files  # noqa: E402
+from deploy.inference_python import preprocess  # noqa: E402
 from ppfleet.errors import CheckpointError  # noqa: E402
 from ppfleet.script import Parser, number  # noqa: E402
 
 MODEL = "mobilenet_v3_small"
-CARD = "model.json"
+CARD = "model.json"  # what ppfleet writes beside latest.pdparams
 
 
 def parser(description: str) -> Parser:
@@ -37,17 +39,26 @@ def parser(description: str) -> Parser:
     return made
 
 
-def write_json(job: ppfleet.Job, path: Path, facts: dict[str, Any]) -> None:
-    """Rank 0 writes the file, whole or not at all; all ranks learn whether it worked."""
-    text = json.dumps(facts, indent=1, ensure_ascii=False).encode()
-    job.comm.on_first(lambda: files.replace_file(path, lambda part: files.write(part, text)), f"writing of {path.name}")
+def card(weights: str) -> dict[str, Any]:
+    """What training left beside its weights: model, classes, how images are prepared. Empty for foreign weights."""
+    path = Path(weights).absolute()
+    # In a run's directory model.json; a checkpoint has it in its state.json.
+    for beside, find in ((path.with_name(CARD), lambda found: found), (path.with_name("state.json"), _from_state)):
+        try:
+            if beside.is_file():
+                return dict(find(json.loads(beside.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError) as failure:
+            raise CheckpointError(f"cannot read {beside}: {failure}") from None
+    return {}
 
 
-def card(weights: str | Path | None) -> dict[str, Any]:
-    """What training wrote beside its weights: model, classes, how images are prepared. Empty for foreign weights."""
-    path = Path(weights or "").with_name(CARD) if weights else None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {}
-    except (OSError, ValueError) as failure:
-        raise CheckpointError(f"cannot read {path}: {failure}") from None
-    return found
+def _from_state(state: dict[str, Any]) -> dict[str, Any]:
+    return dict(state.get("card", {}))
+
+
+def preparation(o: argparse.Namespace, found: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """How images are prepared: as the weights' own card says, unless --image-size does."""
+    if o.image_size is None and not found:
+        say(f"no {CARD} beside {o.pretrained}: images are prepared for 224x224 (--image-size), classes go by number")
+    size = o.image_size or (None if found else 224)
+    return preprocess.settings(size) if size else dict(found["preprocess"])

@@ -10,7 +10,6 @@ from pathlib import Path
 import common
 
 # isort: split
-from deploy.inference_python import preprocess
 from models.mobilenet_v3_small.net import CLASSIFIER, MobileNetV3Small, load_weights, read_weights
 from ppfleet import script
 from ppfleet.errors import CheckpointError
@@ -24,7 +23,7 @@ def main() -> None:
     if not o.pretrained:
         parser.error("which weights? give --pretrained=<run>/latest.pdparams")
     card = common.card(o.pretrained)
-    how = preprocess.settings(o.image_size) if o.image_size else card.get("preprocess", preprocess.settings(224))
+    how = common.preparation(o, card, print)
     bias = read_weights(o.pretrained).get(f"{CLASSIFIER}.bias")
     if bias is None:
         raise CheckpointError(f"{o.pretrained} holds no {CLASSIFIER}.bias: is it of another model?")
@@ -32,6 +31,10 @@ def main() -> None:
     load_weights(net, o.pretrained)
     directory = Path(o.save_inference_dir or Path(o.pretrained).parent / "export")
     classes = card.get("classes") or [str(number) for number in range(len(bias))]
+    if len(classes) != len(bias):
+        raise CheckpointError(
+            f"{o.pretrained} tells {len(bias)} classes apart, {common.CARD} beside it names {len(classes)}"
+        )
     size = how["crop"]
     stamp = export(net, [None, 3, size, size], directory, model=o.model, classes=classes, preprocess=how)
     print(

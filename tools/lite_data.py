@@ -23,6 +23,7 @@ def write(root: Path) -> None:
     """Every fifth digit for validation, the others for training, the first of each kind for inference."""
     if root.exists() and not (root / MARK).exists() and (not root.is_dir() or any(root.iterdir())):
         raise DataError(f"{root} is there and was not made by this command: choose another directory")
+    root = root.absolute()
     fresh = root.with_name(f"{root.name}.unfinished")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -41,8 +42,13 @@ def write(root: Path) -> None:
             (fresh / place).parent.mkdir(parents=True, exist_ok=True)
             (fresh / place).write_bytes(cv2.imencode(".png", image)[1].tobytes())
     (fresh / MARK).touch()
-    if contents(root) == contents(fresh):  # nothing to change under the eyes of a training that reads it
+    there, made = contents(root), contents(fresh)
+    foreign = sorted(set(there) - set(made))
+    if foreign or there == made:  # in the latter case: nothing to change under the eyes of a training that reads it
         shutil.rmtree(fresh)
+    if foreign:
+        raise DataError(f"{root} also holds {foreign[0]}, which would be lost: move it, or choose another directory")
+    if there == made:
         return
     shutil.rmtree(root, ignore_errors=True)
     fresh.rename(root)

@@ -23,8 +23,10 @@ from models.mobilenet_v3_small.augment import STEPS
 from models.mobilenet_v3_small.net import MobileNetV3Small, load_weights
 from ppfleet import log, script, state
 from ppfleet.errors import FleetError
+from ppfleet.files import json_bytes, replace_file, write
 from ppfleet.loader import Loader
 from ppfleet.script import number
+from ppfleet.stepper import ON_NAN
 from ppfleet.wrap import check_same
 
 
@@ -35,6 +37,7 @@ def train(o: Namespace) -> None:
         seed=o.seed,
         accumulate=o.accumulate,
         amp=o.amp_level,
+        on_nan=o.on_nan,
         save_every=o.save_every,
     )
     files = find_files(job, o)
@@ -47,19 +50,21 @@ def train(o: Namespace) -> None:
     rate = recipe.Schedule(o.lr, train.plan.global_batch * o.accumulate, o.epochs, len(train))
     net, optimizer = job.prepare(net, recipe.optimizer(net, rate))
     job.settings.update(lr_rule=rate.rule, data=describe(files), **options_used(o))
-    leave_card(job, o, {"model": o.model, "classes": files.classes, "preprocess": how})
+    job.card = {"model": o.model, "classes": files.classes, "preprocess": how}
     job.resume(o.resume)
     for epoch in job.epochs(o.epochs):
         for images, labels in job.steps(train):
             if job.world.first and job.step == 0:
                 job.board.picture("input", pictures.inputs(images, how))
+            rate.follow(epoch, train)
             job.backward(recipe.loss(net, images, labels, o.mixup))
-            rate.step()
         seen = pictures.Confusion(val, files.classes)
         job.save(**job.evaluate(net, val, top1=seen, **recipe.MEASURED))  # type: ignore[arg-type]
         if epoch + 1 == o.epochs:
             show(job, seen)
-    log.info(f"trained: {job.directory}/latest.pdparams and best.pdparams (top1 {job.best:.6f})")
+    log.info(
+        f"trained: {job.directory}/latest.pdparams" + (f", best.pdparams (top1 {job.best:.6f})" if job.best else "")
+    )
 
 
 def evaluate(o: Namespace) -> None:
@@ -69,17 +74,16 @@ def evaluate(o: Namespace) -> None:
     output = Path(o.output_dir or Path(o.pretrained).parent)
     job = ppfleet.Job(output / "eval", device=o.device, seed=o.seed)
     files = find_files(job, o, card.get("classes"))
-    how = preprocess.settings(o.image_size) if o.image_size else card.get("preprocess", preprocess.settings(224))
+    how = common.preparation(o, card, log.info)
     net = MobileNetV3Small(len(files.classes))
     load_weights(net, o.pretrained)
-    check_same(job.comm, f"weights in {o.pretrained}", {"sha256": state.fingerprint(net)})
+    check_same(job.comm, "weights or data", {"weights": state.fingerprint(net), **describe(files)})
     val = loader(job, o, data.Images(files.val, how))
     seen = pictures.Confusion(val, files.classes)
     scores = job.evaluate(net, val, top1=seen, **recipe.MEASURED)
     show(job, seen)
-    common.write_json(
-        job, output / "eval.json", {**scores, "weights": o.pretrained, "data": {"path": o.data_path, **describe(files)}}
-    )
+    told = {**scores, "weights": o.pretrained, "data": {"path": o.data_path, **describe(files)}}
+    job.comm.on_first(lambda: write_json(output / "eval.json", told), "writing of eval.json")
     if job.world.first:
         print(f"top1: {scores['top1']:.6f} top5: {scores['top5']:.6f} samples: {scores['samples']}", flush=True)
 
@@ -92,7 +96,7 @@ def loader(job: ppfleet.Job, o: Namespace, images: data.Images, shuffle: bool = 
 
 def find_files(job: ppfleet.Job, o: Namespace, classes: list[str] | None = None) -> data.Files:
     files = data.find(o.data_path, only_val=o.test_only, classes=classes)
-    return data.without_unreadable(files, job) if o.skip_bad_images else files
+    return data.without_unreadable(files, job, o.data_path) if o.skip_bad_images else files
 
 
 def describe(files: data.Files) -> dict[str, Any]:
@@ -110,24 +114,13 @@ def options_used(o: Namespace) -> dict[str, dict[str, Any]]:
     }
 
 
-def leave_card(job: ppfleet.Job, o: Namespace, card: dict[str, Any]) -> None:
-    """model.json, for evaluation and export; a run that goes on must go on with the same classes and images."""
-    path = job.directory / common.CARD
-
-    def check() -> None:
-        before = common.card(path) if o.resume == "auto" and (job.directory / "latest.pdparams").exists() else {}
-        for name in [name for name in before if before[name] != card.get(name)]:
-            raise FleetError(
-                f"{job.directory} was trained with other {name}: take another --output-dir or --resume=none"
-            )
-
-    job.comm.on_first(check, f"reading of {path.name}")
-    common.write_json(job, path, card)
+def write_json(path: Path, facts: dict[str, Any]) -> None:
+    replace_file(path, lambda part: write(part, json_bytes(facts)))
 
 
 def show(job: ppfleet.Job, seen: pictures.Confusion) -> None:
     matrix = seen.matrix(job.comm)
-    if job.world.first:
+    if job.world.first and matrix is not None:
         job.board.picture("confusion", seen.picture(matrix), job.step)
 
 
@@ -151,6 +144,9 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
     add("--augment", type=steps, default="flip", metavar="STEPS", help=f"none, or a list of {', '.join(STEPS)}")
     add("--mixup", type=number(float, 0), default=0.0, help="strength of mixup, such as 0.2; 0 is without")
     add("--amp-level", choices=["O0", "O1", "O2"], default="O0", help="mixed precision, on cards")
+    add(
+        "--on-nan", choices=ON_NAN, default="stop", help="when a loss or gradient is not finite: stop, or skip the step"
+    )
     add("--seed", type=int, default=0, help="decides initial weights, order, augmentation, dropout")
     add("--workers", type=number(int, 0), help="processes that load images, a rank (default: by the number of cores)")
     add(

@@ -10,6 +10,7 @@ import glob
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 import warnings
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until main: Ctrl-C during the imports needs no traceback
 warnings.filterwarnings("ignore", message="No ccache found")  # Paddle's advice to those who compile operators
 
 try:
@@ -28,7 +30,7 @@ except ImportError as missing:
     hint = "opencv-python-headless, which needs no libGL" if "libGL" in str(missing) else missing.name
     sys.exit(f"infer.py needs paddlepaddle, numpy and opencv: {missing}; pip install {hint}")
 
-STEM = "inference"
+PROGRAMS, WEIGHTS = ("inference.json", "inference.pdmodel"), "inference.pdiparams"  # of Paddle 3 and 2
 
 
 class UserError(Exception):
@@ -42,8 +44,8 @@ class Classifier:
         self.directory = Path(directory)
         self.stamp = read_stamp(self.directory)
         self.classes: list[str] = self.stamp["classes"]
-        program = next(f for f in self.stamp["sha256"] if f in (f"{STEM}.json", f"{STEM}.pdmodel"))
-        self.config = configure(self.directory / program, self.directory / f"{STEM}.pdiparams", options)
+        program = next(name for name in PROGRAMS if name in self.stamp["sha256"])
+        self.config = configure(self.directory / program, self.directory / WEIGHTS, options)
         try:
             self.predictor = inference.create_predictor(self.config)
         except Exception as failure:  # noqa: BLE001 - Paddle raises many kinds; the last line has the reason
@@ -71,7 +73,7 @@ class Classifier:
         """The `count` most probable classes of each row, the most probable first."""
         raised = np.exp(scores - scores.max(-1, keepdims=True))
         shares = raised / raised.sum(-1, keepdims=True)
-        best = np.argsort(-shares, axis=-1, kind="stable")[:, :count]
+        best = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
         return [
             [{"label": int(i), "class": self.classes[i], "score": float(row[i])} for i in order]
             for order, row in zip(best, shares)
@@ -84,10 +86,16 @@ def read_stamp(directory: Path) -> dict[str, Any]:
         raise UserError(f"--model-dir={directory} does not exist; tools/export.py makes one")
     try:
         stamp: dict[str, Any] = json.loads((directory / "export.json").read_text(encoding="utf-8"))
-        parts, prepared, classes = stamp["sha256"], stamp["preprocess"], stamp["classes"]
+        parts, how = dict(stamp["sha256"]), dict(stamp["preprocess"])
+        if not stamp["classes"] or WEIGHTS not in parts or not set(PROGRAMS) & set(parts):
+            raise ValueError("classes or files are missing")
+        if not {"resize_short", "crop", "mean", "std"} <= set(how):
+            raise ValueError("preprocessing is missing")
     except FileNotFoundError:
         raise UserError(f"{directory} holds no export.json: is it a directory that tools/export.py wrote?") from None
-    except (ValueError, KeyError) as failure:
+    except OSError as failure:
+        raise UserError(f"cannot read {failure.filename}: {failure.strerror}") from None
+    except (ValueError, KeyError, TypeError) as failure:
         raise UserError(
             f"{directory}/export.json is damaged or incomplete ({failure}): export the model anew"
         ) from None
@@ -96,8 +104,6 @@ def read_stamp(directory: Path) -> dict[str, Any]:
             raise UserError(f"{directory} lacks {name}: copy the whole directory, or export the model anew")
         if hashlib.sha256((directory / name).read_bytes()).hexdigest() != expected:
             raise UserError(f"{directory / name} is damaged or from another export: copy it again, or export anew")
-    if not classes or not {"resize_short", "crop", "mean", "std"} <= set(prepared):
-        raise UserError(f"{directory}/export.json lacks classes or preprocessing: export the model anew")
     return stamp
 
 
@@ -142,17 +148,33 @@ def check_device(options: argparse.Namespace) -> None:
 def find_images(pattern: str) -> list[Path]:
     """A file, all images below a folder, or what a glob pattern matches; in the order of their names."""
     path = Path(pattern)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        found = [p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file()]
-    else:
-        matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 - pathlib takes no absolute patterns
-        found = [Path(match) for match in matches if Path(match).is_file()]
+    try:
+        if path.is_file():
+            return [path]
+        folder = path.is_dir()
+        matches = below(path) if folder else glob.glob(pattern, recursive=True)  # noqa: PTH207 - takes absolute patterns
+        found = sorted(Path(match) for match in matches if Path(match).is_file())
+    except OSError as failure:
+        raise UserError(f"cannot read {str(failure.filename or pattern)[:200]}: {failure.strerror}") from None
     if not found:
-        what = "holds no images" if path.is_dir() else "does not exist, and matches no file as a pattern"
+        what = "holds no images" if folder else "does not exist, and matches no file as a pattern"
         raise UserError(f"--img-path={pattern} {what} ({' '.join(EXTENSIONS)})")
-    return sorted(found)
+    return found
+
+
+def below(folder: Path) -> Iterator[str]:
+    """All images in a folder and its subfolders, also behind links; a link back up is not followed twice."""
+
+    def refuse(failure: OSError) -> None:
+        raise failure
+
+    seen = set()
+    for where, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
+        if os.path.realpath(where) in seen:
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(where))
+        yield from (f"{where}/{name}" for name in names if name.lower().endswith(EXTENSIONS))
 
 
 def batches(
@@ -233,7 +255,8 @@ def write_json(options: argparse.Namespace, result: dict[str, Any]) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
         print(f"written: {path}")
     except OSError as failure:
         raise UserError(f"cannot write {path}: {failure.strerror}; choose another place with --json") from None
@@ -287,11 +310,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--json", help="file for answers, accuracy and figures (default: the figures, beside the model)"
     )
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):  # a file name that is no text is shown with escapes
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        return run(options)
+        code = run(options)
+        sys.stdout.flush()
+        return code
     except UserError as failure:
         print(f"{parser.prog}: {failure}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print(f"{parser.prog}: out of memory: take a smaller --batch-size", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130

@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+_LONGEST = 16  # times the short side
 _PNG = b"\x89PNG"
 Image = np.ndarray[Any, Any]
 
@@ -42,7 +43,7 @@ def read(path: str | Path) -> Image:
         raise BadImage(f"{path}: the file is empty")
     # From memory OpenCV refuses a truncated JPEG; from a file it would fill the rest with grey. It also refuses a
     # truncated PNG, but not without lines of its own.
-    whole = not data.startswith(_PNG) or b"IEND" in data[-256:]
+    whole = not data.startswith(_PNG) or b"IEND" in data
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if whole else None
     except cv2.error as failure:
@@ -55,6 +56,13 @@ def read(path: str | Path) -> Image:
 def resize_and_crop(image: Image, resize_short: int, crop: int) -> Image:
     """The short side to `resize_short`, then the centre of `crop` x `crop`."""
     height, width = image.shape[:2]
+    if max(height, width) > _LONGEST * min(
+        height, width
+    ):  # only the middle will be seen; the whole may not fit in memory
+        most = _LONGEST * min(height, width)
+        top, left = max(0, (height - most) // 2), max(0, (width - most) // 2)
+        image = image[top : top + most, left : left + most]
+        height, width = image.shape[:2]
     scale = resize_short / min(height, width)
     size = max(crop, round(width * scale)), max(crop, round(height * scale))
     image = cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)

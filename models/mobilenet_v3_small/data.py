@@ -21,6 +21,7 @@ from ppfleet import log
 from ppfleet.errors import DataError
 
 Sample = tuple[str, int]  # path and label
+_SHOWN = 50  # bad images that are named one by one
 
 LAYOUT = """expected is one of:
   {0}/train/<class>/*.jpg    and  {0}/val/<class>/*.jpg    (a class may be empty)
@@ -40,12 +41,26 @@ class Files:
     def fingerprint(self) -> str:
         """A hash of all names and labels: two hosts with different files differ in it."""
         names = "\n".join(f"{Path(path).name} {label}" for path, label in [*self.train, *self.val])
-        return hashlib.sha256("\n".join([*self.classes, names]).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join([*self.classes, names]).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def find(root: str | Path, only_val: bool = False, classes: list[str] | None = None) -> Files:
     """The samples below `root`; `classes` are those of a trained model, else the data say which there are."""
-    root = Path(root)
+    try:
+        files = _find(Path(root), only_val, classes)
+    except OSError as failure:
+        raise DataError(f"cannot read {failure.filename or root}: {failure.strerror}") from None
+    return _not_empty(files, root, only_val)
+
+
+def _not_empty(files: Files, root: str | Path, only_val: bool = False) -> Files:
+    for split in ("val",) if only_val else ("train", "val"):
+        if not getattr(files, split):
+            raise DataError(f"there are no images in the {split} set of {root}; {LAYOUT.format(root)}")
+    return files
+
+
+def _find(root: Path, only_val: bool, classes: list[str] | None) -> Files:
     if not root.is_dir():
         raise DataError(f"there is no data set at {root}; {LAYOUT.format(root)}")
     by_list = (root / "val_list.txt").is_file()
@@ -56,12 +71,7 @@ def find(root: str | Path, only_val: bool = False, classes: list[str] | None = N
             raise DataError(
                 f"{root} has no {split}{'_list.txt' if by_list else '/'} (it holds {found}); {LAYOUT.format(root)}"
             )
-    read = _from_lists if by_list else _from_folders
-    files = read(root, needed, classes)
-    for split in needed:
-        if not getattr(files, split):
-            raise DataError(f"there are no images in {root}'s {split} set; {LAYOUT.format(root)}")
-    return files
+    return (_from_lists if by_list else _from_folders)(root, needed, classes)
 
 
 def _from_folders(root: Path, needed: list[str], classes: list[str] | None) -> Files:
@@ -86,11 +96,12 @@ def _from_folders(root: Path, needed: list[str], classes: list[str] | None) -> F
 def _from_lists(root: Path, needed: list[str], classes: list[str] | None) -> Files:
     samples = {split: _listed(root, root / f"{split}_list.txt") for split in needed}
     used = 1 + max((label for split in needed for _, label in samples[split]), default=-1)
-    classes = classes or _class_names(root / "label_list.txt") or [str(number) for number in range(used)]
+    named = _class_names(root / "label_list.txt")
+    if classes and named and classes != named:
+        raise DataError(f"{root}/label_list.txt names other classes than the weights were trained for")
+    classes = classes or named or [str(number) for number in range(used)]
     if used > len(classes):
-        raise DataError(
-            f"{root}: label {used - 1} is used, but there are only {len(classes)} classes (labels start at 0)"
-        )
+        raise DataError(f"{root}: label {used - 1} is used, but there are {len(classes)} classes (labels start at 0)")
     return Files(classes, samples.get("train", []), samples["val"])
 
 
@@ -111,7 +122,7 @@ def _listed(root: Path, path: Path) -> list[Sample]:
         name, _, label = line.strip().rpartition(" ")
         if not line.strip():
             continue
-        if not name or not label.isdigit():
+        if not name or not (label.isascii() and label.isdecimal()):
             raise DataError(f"{path}:{number}: {line.strip()[:80]!r} is not `path label`, with a label from 0 up")
         samples.append((str(root / name.strip()), int(label)))
     return samples
@@ -129,8 +140,8 @@ def _class_names(path: Path) -> list[str] | None:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as failure:
+        return path.read_text(encoding="utf-8-sig").splitlines()  # some editors begin with a mark
+    except UnicodeDecodeError as failure:
         raise DataError(f"cannot read {path}: {failure}") from None
 
 
@@ -155,29 +166,23 @@ class Images(Dataset):
                 return preprocess.normalise(image, self.how["mean"], self.how["std"]), np.int64(label)
             return preprocess.prepare(path, self.how), np.int64(label)
         except preprocess.BadImage as failure:
-            raise DataError(f"{failure}, or leave such images out with --skip-bad-images") from None
+            raise DataError(f"{failure} (--skip-bad-images leaves such images out)") from None
 
 
-def without_unreadable(files: Files, job: Any) -> Files:
+def without_unreadable(files: Files, job: Any, root: str) -> Files:
     """The same without the images that cannot be decoded: all are tried, each rank takes its share."""
     everything = [path for path, _ in [*files.train, *files.val]]
     mine = everything[job.world.rank :: job.world.size]
     threads = max(1, (os.cpu_count() or 1) // job.world.local_size)  # OpenCV decodes without the GIL
     with ThreadPoolExecutor(threads) as pool:
         told = tqdm(pool.map(_complaint, mine), "looking for bad images", len(mine), disable=not job.world.first)
-        found = dict(zip(mine, told))
-    bad = {
-        path: why
-        for part in job.comm.gather({p: w for p, w in found.items() if w}, "bad images")
-        for path, why in part.items()
-    }
-    log.info(
-        f"{len(bad)} of {len(everything)} images cannot be read and are left out"
-        + "".join(f"\n  {why}" for why in sorted(bad.values()))
-    )
-    return Files(
-        files.classes, *([sample for sample in split if sample[0] not in bad] for split in (files.train, files.val))
-    )
+        found = {path: why for path, why in zip(mine, told) if why}
+    bad = {path: why for part in job.comm.gather(found, "bad images") for path, why in part.items()}
+    shown = "".join(f"\n  {why}" for why in sorted(bad.values())[:_SHOWN])
+    more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    log.info(f"{len(bad)} of {len(everything)} images cannot be read and are left out{shown}{more}")
+    train, val = ([sample for sample in split if sample[0] not in bad] for split in (files.train, files.val))
+    return _not_empty(Files(files.classes, train, val), root, only_val=not files.train)
 
 
 def _complaint(path: str) -> str | None:

@@ -12,6 +12,7 @@ import paddle
 Image = np.ndarray[Any, Any]
 _MOST = 1200  # pixels of a side
 _NAMED = 40  # classes up to which names fit beside the matrix
+_COUNTED = 2000  # classes up to which there is a matrix at all
 
 
 def inputs(images: Any, how: dict[str, Any], count: int = 8) -> Image:
@@ -34,8 +35,10 @@ class Confusion:
         self._seen.append((labels, guesses, int(self._loader.mask.sum())))
         return (guesses == labels.reshape([-1])).astype("float32")
 
-    def matrix(self, comm: Any) -> Image:
-        """Of all ranks: row = the true class, column = the guess."""
+    def matrix(self, comm: Any) -> Image | None:
+        """Of all ranks: row = the true class, column = the guess. None where it would be too large."""
+        if len(self._classes) > _COUNTED:
+            return None
         counts = np.zeros((len(self._classes),) * 2, np.int64)
         for labels, guesses, real in self._seen:
             np.add.at(counts, (np.asarray(labels).reshape(-1)[:real], np.asarray(guesses)[:real]), 1)

@@ -17,7 +17,7 @@ MEASURED: dict[str, Callable[..., Any]] = {"top5": metrics.top5, "loss": metrics
 
 
 class Schedule(paddle.optimizer.lr.LambdaDecay):
-    """Linear warm-up, then a cosine down to 0; one `step()` a batch.
+    """Linear warm-up, then a cosine down to 0, batch by batch.
 
     The peak is `lr` x global batch / 256: a larger batch takes fewer steps, so each may be larger in proportion.
     """
@@ -32,8 +32,13 @@ class Schedule(paddle.optimizer.lr.LambdaDecay):
         )
         super().__init__(peak, lambda step: _factor(step, warm, total))
 
+    def follow(self, epoch: int, loader: Any) -> None:
+        """The rate for the batch in hand, from its place in training: after a resume with another batch size or number
+        of ranks a count of steps would be wrong."""
+        self.step(epoch * len(loader) + loader.position / loader.plan.global_batch - 1)
 
-def _factor(step: int, warm: int, total: int) -> float:
+
+def _factor(step: float, warm: int, total: int) -> float:
     if step < warm:
         return (step + 1) / (warm + 1)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / max(1, total - warm))))

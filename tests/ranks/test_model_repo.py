@@ -1,8 +1,10 @@
 """The tools as a user types them: under Paddle's launcher, killed and started again, evaluated, exported, deployed."""
 
 import json
+import math
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -177,7 +179,73 @@ def test_killed_and_started_again_it_goes_on(place):
 def test_resume_takes_the_directory_of_a_run(place):
     arguments = ["--data-path=data", "--output-dir=moved", "--epochs=3", *SMALL]
     said = call(place, 1, "tools/train.py", "--resume=run", *arguments)
+    assert not (place / "moved/best.pdparams").exists() and "best.pdparams" not in said
     assert re.search(r"resumed from \S+-step-12 \(written by 2 ranks\): epoch 3, step 12", said), said[-2000:]
+
+
+def test_another_number_of_ranks_keeps_the_learning_rate(place):
+    """Two epochs of six on two ranks, the rest on one: the rate goes on along the same curve, down to 0."""
+    arguments = ["--data-path=data", "--output-dir=fewer", "--save-every=0", *SMALL]
+    call(place, 2, "tools/train.py", "--epochs=2", *arguments)
+    call(place, 1, "tools/train.py", "--epochs=6", *arguments)
+    from visualdl import LogReader
+
+    points = [
+        (record.id, record.value)
+        for log in sorted((place / "fewer/visualdl").glob("*.log"))
+        for record in LogReader(file_path=str(log)).get_data("scalar", "train/lr")
+    ]
+    later = [rate for step, rate in points if step > 8]
+    # 9 steps an epoch now; the last of each epoch is logged: at 3, 4, 5 and 6 of 6 epochs.
+    peak, total, warm = 0.1 * 16 / 256, 54, 5
+    expected = [peak * 0.5 * (1 + math.cos(math.pi * (e * 9 - 1 - warm) / (total - warm))) for e in (3, 4, 5, 6)]
+    assert later == pytest.approx(expected, rel=1e-4)
+
+
+def letters(place):
+    """The same pictures, other names, in another order."""
+    for split in ("train", "val"):
+        for digit, letter in zip("0123456789", "jihgfedcba"):
+            shutil.copytree(place / "data" / split / digit, place / "letters" / split / letter, dirs_exist_ok=True)
+
+
+def test_a_new_beginning_that_is_interrupted_does_not_rename_the_old_classes(place):
+    arguments = ["--output-dir=again", "--epochs=1", *SMALL]
+    call(place, 1, "tools/train.py", "--data-path=data", *arguments)
+    letters(place)
+    process = subprocess.Popen(
+        command(1, None, ROOT / "tools/train.py", "--data-path=letters", "--resume=none", *arguments),
+        cwd=place,
+        env=environment(0, []),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if "settings:" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    process.stdout.read()
+    assert process.wait(60) == 130
+    assert json.loads((place / "again/model.json").read_text())["classes"] == list("0123456789")
+    said = call(place, 1, "tools/train.py", "--data-path=letters", *arguments, code=1)
+    assert "was trained with other classes than now" in said
+
+
+def test_weights_know_how_their_images_are_prepared(place):
+    figures = []
+    for weights in ("run/best.pdparams", "run/checkpoints/best/model.safetensors"):
+        call(
+            place, 1, "tools/eval.py", "--device=cpu", "--data-path=data", f"--pretrained={weights}", "--output-dir=who"
+        )
+        figures.append({k: v for k, v in json.loads((place / "who/eval.json").read_text()).items() if k != "weights"})
+    assert figures[0] == figures[1]
+    (place / "lone").mkdir()
+    shutil.copy(place / "run/best.pdparams", place / "lone/best.pdparams")
+    said = call(place, 1, "tools/export.py", "--pretrained=lone/best.pdparams")
+    assert "no model.json beside lone/best.pdparams: images are prepared for 224x224 (--image-size)" in said
+    (place / "lone/model.json").write_text((place / "run/model.json").read_text().replace('"9"', '"9", "10"'))
+    said = call(place, 1, "tools/export.py", "--pretrained=lone/best.pdparams", code=1)
+    assert "tells 10 classes apart, model.json beside it names 11" in said
 
 
 def test_a_bar_under_the_launcher_for_the_person_who_started_it(place):
@@ -199,9 +267,20 @@ def test_a_bar_under_the_launcher_for_the_person_who_started_it(place):
         ("train", ["--data-path=data", "--use-gpu=True", "--device=cpu"], 2, "contradict each other"),
         ("train", ["--data-path=data", "--augment=blur"], 2, "'blur' is neither none nor a list of flip, jitter, rand"),
         ("train", ["--data-path=data", "--pretrained=gone.pdparams"], 1, "error: gone.pdparams does not exist"),
-        ("train", ["--data-path=data", "--resume=gone"], 1, "error: gone"),
+        (
+            "train",
+            ["--data-path=data", "--resume=gone"],
+            1,
+            "error: gone is no directory: give a checkpoint's, a run's",
+        ),
+        ("train", ["--data-path=letters", "--resume=run"], 1, "was trained with other classes than now"),
         ("train", ["--data-path=broken"], 1, "no image, or a damaged one"),
-        ("train", ["--data-path=data", "--output-dir=run", "--image-size=64"], 1, "was trained with other preprocess"),
+        (
+            "train",
+            ["--data-path=data", "--output-dir=run", "--image-size=64"],
+            1,
+            "was trained with other preprocess than now",
+        ),
         ("eval", ["--data-path=data"], 1, "error: which weights? give --pretrained=<run>/latest.pdparams"),
         ("eval", ["--data-path=half", "--pretrained=run/best.pdparams"], 1, "that the training set does not know"),
         ("eval", ["--data-path=half", "--pretrained=bare.pdparams"], 1, "bare.pdparams tells 10 classes apart, not 5"),
@@ -223,6 +302,7 @@ def test_bad_input_is_one_sentence(place, script, arguments, code, said):
         shutil.copy(place / "run/best.pdparams", place / "bare.pdparams")
         shutil.copytree(place / "data", place / "broken")
         next((place / "broken/train/3").glob("*.png")).write_text("not an image")
+        letters(place)
         for split in ("train", "val"):
             for name in "56789":
                 shutil.copytree(

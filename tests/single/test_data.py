@@ -51,7 +51,7 @@ def test_an_image_folder(tmp_path, folder):
 
 
 def test_list_files(tmp_path, folder):
-    (folder / "train_list.txt").write_text("train/cat/1.png 1\n\ntrain/with blank/2.png 0\n")
+    (folder / "train_list.txt").write_text("train/cat/1.png 1\n\ntrain/with blank/2.png 0\n", encoding="utf-8-sig")
     (folder / "val_list.txt").write_text("val/cat/a.jpg 1\r\n")
     (value,) = run(found, 1, tmp_path / "out", str(folder))
     assert value["classes"] == ["0", "1"] and value["train"] == [["train/cat/1.png", 1], ["train/with blank/2.png", 0]]
@@ -59,6 +59,8 @@ def test_list_files(tmp_path, folder):
     (folder / "label_list.txt").write_text("0 tench, Tinca tinca\n1 goldfish\n2 shark\n")
     (value,) = run(found, 1, tmp_path / "out", str(folder))
     assert value["classes"] == ["tench, Tinca tinca", "goldfish", "shark"]
+    ((_, message),) = run_raising(found, 1, tmp_path / "out", str(folder), True, ["goldfish", "shark"])
+    assert "label_list.txt names other classes than the weights were trained for" in message
 
 
 def test_evaluation_needs_no_training_set(tmp_path, folder):
@@ -83,6 +85,7 @@ def test_evaluation_needs_no_training_set(tmp_path, folder):
         ("one class more", "has 1 class(es) that the training set does not know (ant), 2 in common"),
         ("list of nonsense", "train_list.txt:2: 'a.png two' is not `path label`"),
         ("negative label", "train_list.txt:1: 'a.png -1' is not `path label`"),
+        ("odd digit", "train_list.txt:1: 'a.png ²' is not `path label`"),
         ("one list", "has no train_list.txt"),
     ],
 )
@@ -106,7 +109,11 @@ def test_a_wrong_layout_is_told_with_the_right_one(tmp_path, folder, wrong, said
     elif wrong == "one class more":
         picture(folder / "val/ant/1.png")
     else:
-        lines = {"list of nonsense": "a.png 1\na.png two\n", "negative label": "a.png -1\n"}.get(wrong)
+        lines = {
+            "list of nonsense": "a.png 1\na.png two\n",
+            "negative label": "a.png -1\n",
+            "odd digit": "a.png ²\n",
+        }.get(wrong)
         (folder / "val_list.txt").write_text("val/cat/a.jpg 1\n")
         if lines:
             (folder / "train_list.txt").write_text(lines)
@@ -124,7 +131,7 @@ def labels_of(directory, root, workers, skip):
     job = ppfleet.Job(directory, device="cpu")
     files = data.find(root)
     if skip:
-        files = data.without_unreadable(files, job)
+        files = data.without_unreadable(files, job, root)
     images = data.Images(files.train, preprocess.settings(32), crop=0.5, steps=["flip"])
     return [batch[1].tolist() for batch in job.loader(images, 2, workers=workers)], len(files.train)
 
@@ -144,6 +151,24 @@ def test_unreadable_images_are_counted_and_left_out_on_all_ranks(tmp_path, folde
     assert [count for _, count in values] == [8, 8]
     said = (tmp_path / "run/logs/rank0.log").read_text()
     assert "2 of 12 images cannot be read and are left out" in said and f"{folder}/train/dog/8.png" in said
+    for path in (folder / "val").glob("*/*"):
+        path.write_text("not an image")
+    for kind, message in run_raising(labels_of, 2, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True):
+        assert kind == "DataError" and f"there are no images in the val set of {folder}" in message
+
+
+def test_names_that_are_no_text(tmp_path, folder):
+    import os
+
+    odd = os.fsencode(folder) + b"/train/cat/caf\xe9.png"
+    with open(odd, "wb") as stream:  # noqa: PTH123
+        stream.write((folder / "train/cat/1.png").read_bytes())
+    ((batches, count),) = run(labels_of, 1, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True)
+    assert count == 11 and len(batches) == 6
+    with open(odd, "wb") as stream:  # noqa: PTH123
+        stream.write(b"not an image")
+    ((_, count),) = run(labels_of, 1, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True)
+    assert count == 10 and "caf\\udce9.png" in (tmp_path / "run/logs/rank0.log").read_text()
 
 
 def test_lite_data_is_the_same_each_time(tmp_path):
@@ -166,8 +191,12 @@ def test_lite_data_is_the_same_each_time(tmp_path):
         sum(name.startswith("train/") for name in first) == 1437
         and sum(name.startswith("val/") for name in first) == 360
     )
-    (tmp_path / "a/val/3").rename(tmp_path / "a/val/33")
+    next((tmp_path / "a/val/3").iterdir()).unlink()
     assert write(tmp_path / "a").returncode == 0 and contents(tmp_path / "a") == first
+    (tmp_path / "a/val/mine.png").touch()
+    refused = write(tmp_path / "a")
+    assert refused.returncode == 1 and "also holds val/mine.png, which would be lost" in refused.stderr
+    assert contents(tmp_path / "a").keys() == {*first, "val/mine.png"}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
     refused = write(tmp_path / "mine")

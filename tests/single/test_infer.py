@@ -1,6 +1,7 @@
 """The deployed script: as a user types it, with the repository out of reach."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -134,6 +135,24 @@ def test_file_folder_and_pattern(place):
     assert len(top["top"]) == 2
 
 
+def test_links_and_odd_names(place, tmp_path):
+    (tmp_path / "tree/deep").mkdir(parents=True)
+    (tmp_path / "tree/ant").symlink_to(place / "pictures/ant")
+    (tmp_path / "tree/deep/up").symlink_to(tmp_path / "tree")
+    assert len(answers(place, f"--img-path={tmp_path}/tree")["images"]) == 2
+    odd = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    Path(os.fsdecode(odd)).write_bytes(next((place / "pictures/bee").iterdir()).read_bytes())
+    (answer,) = answers(place, b"--img-path=" + odd)["images"]
+    assert os.fsencode(answer["path"]) == odd
+
+
+def test_a_reader_that_has_enough(place):
+    arguments = f"{sys.executable} {place}/deployed/infer.py --model-dir={place}/model --img-path={place}/pictures"
+    command = f"{arguments} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=environment(0, []), capture_output=True, text=True, timeout=60)
+    assert done.stderr == "" and len(done.stdout.splitlines()) == 1
+
+
 def test_accuracy_where_folders_are_called_like_classes(place):
     told = answers(place, f"--img-path={place}/pictures")
     right = sum(a["top"][0]["class"] == a["path"].split("/")[-2] for a in told["images"])
@@ -243,6 +262,11 @@ def spoil(place, what, tmp_path):
     elif what == "stamp without classes":
         stamp = json.loads((target / "export.json").read_text())
         (target / "export.json").write_text(json.dumps({**stamp, "classes": CLASSES[:3]}))
+    elif what == "stamp of another kind":
+        (target / "export.json").write_text("[1]")
+    elif what == "stamp without files":
+        stamp = json.loads((target / "export.json").read_text())
+        (target / "export.json").write_text(json.dumps({**stamp, "sha256": {}}))
     return target
 
 
@@ -254,6 +278,8 @@ def spoil(place, what, tmp_path):
         ("no stamp", "holds no export.json"),
         ("stamp damaged", "export.json is damaged or incomplete"),
         ("stamp without classes", "names 3 classes, the model answers with 6"),
+        ("stamp of another kind", "export.json is damaged or incomplete"),
+        ("stamp without files", "classes or files are missing"),
     ],
 )
 def test_a_model_that_is_not_whole(place, tmp_path, what, said):
@@ -267,6 +293,7 @@ def test_a_model_that_is_not_whole(place, tmp_path, what, said):
     [
         (["--img-path=/nowhere/x.jpg"], 1, "--img-path=/nowhere/x.jpg does not exist"),
         (["--img-path={empty}"], 1, "holds no images"),
+        (["--img-path=" + "a.jpg," * 100], 1, "File name too long"),
         (["--img-path={pictures}", "--batch-size=0"], 2, "'0' is no whole number from 1 up"),
         (["--img-path={pictures}", "--use-gpu=True"], 1, "take --use-gpu=False"),
         (["--img-path={pictures}", "--use-tensorrt=True"], 1, "--use-tensorrt=True needs --use-gpu=True"),

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.harness import run
+from tests.harness import run, run_raising
 
 
 def batches(workers, epoch):
@@ -265,6 +265,53 @@ def test_workers_die_with_a_killed_training_process(tmp_path):
     while any(os.path.exists(f"/proc/{pid}") for pid in workers) and time.monotonic() < deadline:  # noqa: PTH110
         time.sleep(0.05)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)  # noqa: PTH110
+
+
+def passes_with_workers(left_early):
+    """Three passes, each to its end or left in the middle; the children of this process after each."""
+    import psutil
+
+    from ppfleet.loader import make_loader
+    from tests import blocks
+
+    plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    loader, children = make_loader(blocks.Points(64), plan, workers=2), []
+    for _ in range(3):
+        for number, _ in enumerate(loader):
+            if left_early and number == 3:
+                break
+        deadline = time.monotonic() + 5
+        while psutil.Process().children() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children.append(len(psutil.Process().children()))
+    return children
+
+
+@pytest.mark.parametrize("left_early", [False, True])
+def test_workers_end_with_their_pass(tmp_path, left_early):
+    (children,) = run(passes_with_workers, 1, tmp_path, left_early)
+    assert children == [0, 0, 0]
+
+
+def killed_worker():
+    import signal
+
+    from ppfleet.loader import make_loader
+    from tests import blocks
+
+    class Deadly(blocks.Points):
+        def __getitem__(self, index):
+            if index == 13:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
+    return [len(labels) for _, labels in make_loader(Deadly(32), plan, workers=2)]
+
+
+def test_a_killed_worker_is_a_sentence(tmp_path):
+    ((kind, message),) = run_raising(killed_worker, 1, tmp_path)
+    assert kind == "DataError" and message.startswith("a loader worker died") and "\n" not in message
 
 
 def failing_worker():

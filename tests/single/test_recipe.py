@@ -15,7 +15,20 @@ def schedules():
             schedule.step()
         return found
 
+    class Half:  # a loader of 20 steps an epoch, in the middle of its third epoch
+        class plan:  # noqa: N801
+            global_batch = 8
+
+        position = 80 + 4
+
+        def __len__(self):
+            return 20
+
+    followed = Schedule(0.1, 512, 10, 20)
+    followed.follow(2, Half())
     return {
+        "followed": followed(),
+        "by_count": rates(0.1, 512, 10, 20)[49:51],
         "rates": rates(0.1, 512, 10, 10),
         "small": rates(0.1, 256, 1, 1),
         "rule": Schedule(0.1, 512, 10, 10).rule,
@@ -32,6 +45,9 @@ def test_learning_rate_rule(tmp_path):
     assert all(a < b for a, b in zip(rates[:10], rates[1:11])) and all(a > b for a, b in zip(rates[10:99], rates[11:]))
     assert rates[55] == pytest.approx(0.1) and rates[100:] == [pytest.approx(0, abs=1e-12)] * 3
     assert value["small"][0] == 0.1
+    # The rate follows from the place in training, also between two steps, where a change of batch size may put it.
+    before, after = value["by_count"]
+    assert after < value["followed"] < before
 
 
 def decays():

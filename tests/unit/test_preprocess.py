@@ -63,6 +63,19 @@ def test_any_shape_gives_the_networks_input(tmp_path, shape):
     assert planes.shape == (3, 32, 32) and planes.dtype == np.float32 and planes.flags.c_contiguous
 
 
+def test_a_very_long_image_costs_no_more_than_its_middle():
+    image = np.zeros((1, 60000, 3), np.uint8)
+    image[:, 29990:30010] = 255
+    assert (preprocess.resize_and_crop(image, 256, 224)[:, 112:120] == 255).all()
+    assert (preprocess.resize_and_crop(image.transpose(1, 0, 2), 256, 224) == 255).any()
+
+
+def test_bytes_after_the_end_of_a_png_do_no_harm(tmp_path):
+    path = written(tmp_path / "a", noise(9, 7, 3))
+    path.write_bytes(path.read_bytes() + bytes(1000))
+    assert preprocess.read(path).shape == (9, 7, 3)
+
+
 def test_the_short_side_is_resized_then_the_centre_is_cut():
     image = np.zeros((100, 300, 3), np.uint8)
     image[:, 100:200] = 255  # the middle third of a long image is all that is left

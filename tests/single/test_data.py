@@ -56,8 +56,13 @@ def test_list_files(tmp_path, folder):
     (value,) = run(found, 1, tmp_path / "out", str(folder))
     assert value["classes"] == ["0", "1"] and value["train"] == [["train/cat/1.png", 1], ["train/with blank/2.png", 0]]
     assert value["val"] == [["val/cat/a.jpg", 1]]
+    first = value["fingerprint"]
+    (folder / "train_list.txt").write_text("train/cat/1.png 0\ntrain/with blank/2.png 0\n")
+    (value,) = run(found, 1, tmp_path / "out", str(folder))
+    second = value["fingerprint"]
     (folder / "label_list.txt").write_text("0 tench, Tinca tinca\n1 goldfish\n2 shark\n")
     (value,) = run(found, 1, tmp_path / "out", str(folder))
+    assert len({first, second, value["fingerprint"]}) == 3  # labels and names count
     assert value["classes"] == ["tench, Tinca tinca", "goldfish", "shark"]
     ((_, message),) = run_raising(found, 1, tmp_path / "out", str(folder), True, ["goldfish", "shark"])
     assert "label_list.txt names other classes than the weights were trained for" in message
@@ -87,6 +92,8 @@ def test_evaluation_needs_no_training_set(tmp_path, folder):
         ("negative label", "train_list.txt:1: 'a.png -1' is not `path label`"),
         ("odd digit", "train_list.txt:1: 'a.png ²' is not `path label`"),
         ("one list", "has no train_list.txt"),
+        ("label too large", "label 5 is used, but there are 3 classes"),
+        ("names out of order", "label_list.txt: expected is `number name` on each line, numbers from 0 up in order"),
     ],
 )
 def test_a_wrong_layout_is_told_with_the_right_one(tmp_path, folder, wrong, said):
@@ -115,11 +122,14 @@ def test_a_wrong_layout_is_told_with_the_right_one(tmp_path, folder, wrong, said
             "odd digit": "a.png ²\n",
         }.get(wrong)
         (folder / "val_list.txt").write_text("val/cat/a.jpg 1\n")
+        if wrong in ("label too large", "names out of order"):
+            lines = "train/cat/1.png 5\n"
+            (folder / "label_list.txt").write_text("0 a\n1 b\n2 c\n" if wrong == "label too large" else "1 a\n0 b\n")
         if lines:
             (folder / "train_list.txt").write_text(lines)
     ((kind, message),) = run_raising(found, 1, tmp_path / "out", str(root))
     assert kind == "DataError" and said in message
-    if "label`" not in said:
+    if "label" not in said:
         assert f"{root}/train/<class>/*.jpg" in message and "lite_data.py" in message
 
 
@@ -133,7 +143,7 @@ def labels_of(directory, root, workers, skip):
     if skip:
         files = data.without_unreadable(files, job, root)
     images = data.Images(files.train, preprocess.settings(32), crop=0.5, steps=["flip"])
-    return [batch[1].tolist() for batch in job.loader(images, 2, workers=workers)], len(files.train)
+    return [batch[1].tolist() for batch in job.loader(images, 2, workers=workers)], len(files.train), len(files.val)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -145,12 +155,12 @@ def test_an_unreadable_image_is_named(tmp_path, folder, workers):
 
 
 def test_unreadable_images_are_counted_and_left_out_on_all_ranks(tmp_path, folder):
-    for name in ("cat/3.png", "dog/8.png"):
-        (folder / "train" / name).write_text("not an image")
+    for name in ("train/cat/3.png", "train/dog/8.png", "val/cat/a.jpg"):
+        (folder / name).write_text("not an image")
     values = run(labels_of, 2, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True)
-    assert [count for _, count in values] == [8, 8]
+    assert [counts for _, *counts in values] == [[8, 1], [8, 1]]
     said = (tmp_path / "run/logs/rank0.log").read_text()
-    assert "2 of 12 images cannot be read and are left out" in said and f"{folder}/train/dog/8.png" in said
+    assert "3 of 12 images cannot be read and are left out" in said and f"{folder}/train/dog/8.png" in said
     for path in (folder / "val").glob("*/*"):
         path.write_text("not an image")
     for kind, message in run_raising(labels_of, 2, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True):
@@ -163,11 +173,11 @@ def test_names_that_are_no_text(tmp_path, folder):
     odd = os.fsencode(folder) + b"/train/cat/caf\xe9.png"
     with open(odd, "wb") as stream:  # noqa: PTH123
         stream.write((folder / "train/cat/1.png").read_bytes())
-    ((batches, count),) = run(labels_of, 1, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True)
+    ((batches, count, _),) = run(labels_of, 1, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True)
     assert count == 11 and len(batches) == 6
     with open(odd, "wb") as stream:  # noqa: PTH123
         stream.write(b"not an image")
-    ((_, count),) = run(labels_of, 1, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True)
+    ((_, count, _),) = run(labels_of, 1, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True)
     assert count == 10 and "caf\\udce9.png" in (tmp_path / "run/logs/rank0.log").read_text()
 
 

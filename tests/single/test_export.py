@@ -120,8 +120,37 @@ def test_a_directory_that_holds_other_things_keeps_them(tmp_path):
     for _ in range(2):
         ((_, still_there),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "occupied")
         assert still_there
+        stale = {"inference.json", "inference.pdmodel"} - {path.name for path in (tmp_path / "run").iterdir()}
+        assert len(stale) == 1  # the other Paddle's program, left there by the first round, is gone
+        (tmp_path / "run" / stale.pop()).write_text("of another Paddle")
     stamp = json.loads((tmp_path / "run/export.json").read_text())
     assert all(digest(tmp_path / "run" / name) == sha for name, sha in stamp["sha256"].items())
+
+
+def puts(directory):
+    """The order in which the files of an export come to their place."""
+    from ppfleet import export
+
+    new, target, order = Path(directory) / "new", Path(directory) / "target", []
+    for where in (new, target):
+        where.mkdir(parents=True)
+        for name in ("export.json", "inference.json", "inference.pdiparams", "parity.npz"):
+            (where / name).write_text(where.name)
+    replace = Path.replace
+
+    def noted(self, place):
+        order.append([self.name, (target / "export.json").exists()])
+        return replace(self, place)
+
+    Path.replace = noted
+    export._put(new, target)
+    return order
+
+
+def test_the_stamp_goes_first_and_comes_last(tmp_path):
+    (order,) = run(puts, 1, tmp_path / "out", str(tmp_path / "files"))
+    assert len(order) == 4 and order[-1][0] == "export.json"
+    assert not any(stamped for _, stamped in order)  # a kill at any moment leaves no stamp that speaks of other files
 
 
 def test_nan_does_not_pass_for_parity(tmp_path):

@@ -18,25 +18,13 @@ CLASSES = ["ant", "bee", "cow", "dog", "elk", "fox"]
 
 
 def exported(directory):
-    """An untrained network whose answers depend on the picture, exported with names."""
     import paddle
 
     from deploy.inference_python import preprocess
-    from models.mobilenet_v3_small.net import MobileNetV3Small
     from ppfleet.export import export
+    from tests import blocks
 
-    paddle.seed(4)
-    net = MobileNetV3Small(len(CLASSES))
-    net.train()
-    noise = np.random.RandomState(1)
-    for _ in range(40):  # until BatchNorm's statistics let a picture through to the scores
-        coarse = noise.standard_normal((16, 3, 4, 4)).astype("float32").repeat(16, 2).repeat(16, 3)
-        net(paddle.to_tensor(coarse))
-    net.eval()
-    scores, last = net(paddle.to_tensor(coarse)), net.classifier[3]
-    scale = 1 / scores.std(0)
-    last.weight.set_value(last.weight * scale)  # scores that spread by 1 around 0
-    last.bias.set_value((last.bias - scores.mean(0)) * scale)
+    net = blocks.spread_network(len(CLASSES))
     paddle.save(net.state_dict(), f"{directory}/weights.pdparams")
     how = preprocess.settings(64)
     export(net, [None, 3, 64, 64], Path(directory) / "model", model="a_model", classes=CLASSES, preprocess=how)
@@ -68,7 +56,8 @@ def logits(directory, paths):
         found.append(
             {"same_input": bool((mine == theirs).all()), "dynamic": dynamic.tolist(), "static": static.tolist()}
         )
-    return found
+    huge = model.top(np.float32([[1000, 0, 0, 0, 0, 0]]), 1)[0][0]
+    return [*found, huge]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +93,8 @@ def test_same_logits_as_the_dynamic_model(place):
     got = answers(place, f"--img-path={place}/pictures", "--batch-size=4", "--topk=6")["images"]
     paths = [answer["path"] for answer in got]
     assert len(paths) == 10 and paths == sorted(paths)
-    (found,) = run(logits, 1, place / "out", str(place), paths)
+    ((*found, huge),) = run(logits, 1, place / "out", str(place), paths)
+    assert huge == {"label": 0, "class": "ant", "score": 1.0}
     assert all(one["same_input"] for one in found)
     dynamic, static = (np.array([one[kind] for one in found]) for kind in ("dynamic", "static"))
     assert np.abs(dynamic - static).max() < 2e-3  # the last layer was magnified 500 times, and rounding with it
@@ -156,7 +146,8 @@ def test_a_reader_that_has_enough(place):
 def test_accuracy_where_folders_are_called_like_classes(place):
     told = answers(place, f"--img-path={place}/pictures")
     right = sum(a["top"][0]["class"] == a["path"].split("/")[-2] for a in told["images"])
-    assert told["accuracy"]["top1"] == right / 10 and told["accuracy"]["samples"] == 10
+    among = sum(a["path"].split("/")[-2] in [t["class"] for t in a["top"]] for a in told["images"])
+    assert told["accuracy"] == {"top1": right / 10, "top5": among / 10, "samples": 10} and right < among
     shutil.copytree(place / "pictures/ant", place / "unsorted", dirs_exist_ok=True)
     assert answers(place, f"--img-path={place}/unsorted")["accuracy"] is None
 
@@ -177,7 +168,7 @@ ROWS = r"""
  enable_memory_optim: True
  enable_tensorrt: False
  enable_mkldnn: False
- cpu_math_library_num_threads: 2
+ cpu_math_library_num_threads: 3
 ----------------------- Model info ----------------------
  model_name: a_model
  precision: fp32
@@ -202,7 +193,7 @@ def test_benchmark_block_row_for_row(place):
         "--batch-size=4",
         "--benchmark=True",
         "--enable-mkldnn=False",
-        "--cpu-threads=2",
+        "--cpu-threads=3",
         "--warmup=2",
         "--use-gpu=False",
     )
@@ -223,6 +214,46 @@ def test_benchmark_block_row_for_row(place):
     assert 50 < perf["cpu_rss_mb"] < 5000
 
 
+def watched(directory):
+    """A benchmark whose preprocessing is slow, with the network's calls counted."""
+    import time
+
+    sys.path.insert(0, f"{directory}/deployed")
+    import infer
+
+    calls, prepare, scores = [], infer.prepare, infer.Classifier.scores
+
+    def slow(*arguments):
+        time.sleep(0.2)
+        return prepare(*arguments)
+
+    def counted(self, images):
+        calls.append(len(images))
+        return scores(self, images)
+
+    infer.prepare, infer.Classifier.scores = slow, counted
+    base = [
+        f"--model-dir={directory}/model",
+        f"--img-path={directory}/pictures/ant",
+        f"--json={directory}/watched.json",
+    ]
+    assert infer.main([*base, "--benchmark=True", "--warmup=3"]) == 0
+
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    infer.run = interrupted
+    return calls, infer.main(base)
+
+
+def test_what_is_measured(place):
+    ((calls, code),) = run(watched, 1, place / "out", str(place))
+    figures = json.loads((place / "watched.json").read_text())["benchmark"]
+    assert calls == [1] * 5 and figures["More"]["batches"] == 2 and code == 130
+    assert figures["Perf"]["preprocess_time_ms"] > 200 > figures["Perf"]["inference_time_ms"]
+    assert figures["Conf"]["enable_mkldnn"] is True
+
+
 def test_nvidia_smi_that_fails_or_hangs_is_given_up(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'deploy/inference_python')!r})\n"
@@ -238,13 +269,20 @@ def test_nvidia_smi_that_fails_or_hangs_is_given_up(tmp_path):
 
 def test_bad_images_are_named_and_the_others_answered(place, tmp_path):
     shutil.copytree(place / "pictures/ant", tmp_path / "mixed")
-    (tmp_path / "mixed/text.jpg").write_text("not an image")
+    good = sorted(path.name for path in (tmp_path / "mixed").iterdir())
+    assert good == ["0.jpg", "6.jpg"]
+    (tmp_path / "mixed/3text.jpg").write_text("not an image")
     whole = next((place / "pictures/cow").glob("*.jpg")).read_bytes()
-    (tmp_path / "mixed/half.jpg").write_bytes(whole[: len(whole) // 2])
-    done = infer(place, f"--img-path={tmp_path}/mixed", "--batch-size=3")
-    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2
+    (tmp_path / "mixed/00half.jpg").write_bytes(whole[: len(whole) // 2])  # before and between the good ones
+    done = infer(place, f"--img-path={tmp_path}/mixed", "--batch-size=3", f"--json={tmp_path}/out.json")
+    alone = answers(place, f"--img-path={place}/pictures/ant")["images"]
+    got = json.loads((tmp_path / "out.json").read_text())
+    assert [Path(answer["path"]).name for answer in got["images"]] == good and len(got["bad"]) == 2
+    for one, other in zip(got["images"], alone):  # each answer stands beside its own file
+        np.testing.assert_allclose([t["score"] for t in one["top"]], [t["score"] for t in other["top"]], rtol=2e-3)
+    assert done.returncode == 1
     errors = done.stderr.splitlines()
-    assert len(errors) == 3 and "half.jpg: no image" in errors[0] and "text.jpg: no image" in errors[1]
+    assert len(errors) == 3 and "00half.jpg: no image" in errors[0] and "3text.jpg: no image" in errors[1]
     assert "2 of 4 images could not be read" in errors[2]
 
 
@@ -302,6 +340,7 @@ def test_a_model_that_is_not_whole(place, tmp_path, what, said):
         (["--img-path={pictures}", "--use-gpu=maybe"], 2, "'maybe' is neither True nor False"),
         (["--img-path={pictures}", "--model-dir=/nowhere"], 1, "--model-dir=/nowhere does not exist"),
         (["--img-path={pictures}", "--json=/proc/nowhere/x.json"], 1, "cannot write /proc/nowhere/x.json"),
+        (["--img-path={pictures}", "--batch=2"], 2, "unrecognized arguments: --batch=2"),
         ([], 2, "the following arguments are required: --img-path"),
     ],
 )

@@ -32,6 +32,7 @@ def schedules():
         "rates": rates(0.1, 512, 10, 10),
         "small": rates(0.1, 256, 1, 1),
         "rule": Schedule(0.1, 512, 10, 10).rule,
+        "long": Schedule(0.1, 256, 100, 10).rule,
     }
 
 
@@ -41,6 +42,7 @@ def test_learning_rate_rule(tmp_path):
     assert value["rule"] == (
         "0.1 at a global batch of 256, so 0.2 at 512; linear warm-up over 10 steps, cosine to 0 over 90"
     )
+    assert "warm-up over 50 steps" in value["long"]  # five epochs at most
     assert rates[10] == max(rates) == 0.2 and rates[0] == pytest.approx(0.2 / 11)
     assert all(a < b for a, b in zip(rates[:10], rates[1:11])) and all(a > b for a, b in zip(rates[10:99], rates[11:]))
     assert rates[55] == pytest.approx(0.1) and rates[100:] == [pytest.approx(0, abs=1e-12)] * 3
@@ -64,11 +66,20 @@ def decays():
     (sum(p.sum() for p in net.parameters() if not p.stop_gradient) * 0.0).backward()
     optimizer.step()
     kept = {name: bool((p == 1).all()) for name, p in net.named_parameters() if not p.stop_gradient}
-    return {"kept": [n for n, same in kept.items() if same], "decayed": [n for n, same in kept.items() if not same]}
+    return {
+        "kept": [n for n, same in kept.items() if same],
+        "decayed": [n for n, same in kept.items() if not same],
+        "value": float(net.classifier[3].weight[0, 0]),
+        "dropout": net.classifier[2].p,
+        "momentum": net.conv[1]._momentum,
+    }
 
 
 def test_biases_and_batch_norm_do_not_decay(tmp_path):
     (value,) = run(decays, 1, tmp_path)
+    # One step of Nesterov's momentum 0.9 along a decay of 2e-5.
+    assert 1 - value["value"] == pytest.approx(1.9 * 2e-5, rel=0.01)
+    assert (value["dropout"], value["momentum"]) == (0.2, 0.9)
     assert "conv.0.weight" in value["decayed"] and "classifier.3.weight" in value["decayed"]
     assert "conv.1.weight" in value["kept"] and "classifier.3.bias" in value["kept"]
     assert all(

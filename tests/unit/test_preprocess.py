@@ -80,6 +80,9 @@ def test_the_short_side_is_resized_then_the_centre_is_cut():
     image = np.zeros((100, 300, 3), np.uint8)
     image[:, 100:200] = 255  # the middle third of a long image is all that is left
     assert (preprocess.resize_and_crop(image, 36, 32) == 255).all()
+    assert (preprocess.resize_and_crop(image.transpose(1, 0, 2), 36, 32) == 255).all()
+    two = np.array([[[0] * 3, [255] * 3]] * 2, np.uint8)
+    assert len(np.unique(preprocess.resize_and_crop(two, 36, 32))) > 10  # in between it is blended
     shifted = np.roll(image, 60, axis=1)
     assert 0.3 < (preprocess.resize_and_crop(shifted, 36, 32) == 255).mean() < 0.6
 
@@ -92,7 +95,13 @@ def test_normalisation_is_the_textbooks():
 
 
 def test_settings_are_imagenets_in_proportion():
-    assert (preprocess.settings(224)["resize_short"], preprocess.settings(64)["resize_short"]) == (256, 73)
+    assert preprocess.settings(224) == {
+        "resize_short": 256,
+        "crop": 224,
+        "mean": [0.485, 0.456, 0.406],  # of red, green and blue
+        "std": [0.229, 0.224, 0.225],
+    }
+    assert (preprocess.settings(64)["resize_short"], preprocess.settings(64)["crop"]) == (73, 64)
 
 
 def drawn(seed, steps, image):
@@ -108,6 +117,25 @@ def test_augmentation_follows_from_the_seed_alone(steps):
     np.random.seed(1)  # NumPy's generator has no part in it
     assert all((p == drawn(seed, steps, image)).all() for seed, p in enumerate(pictures))
     assert len({p.tobytes() for p in pictures}) == 20
+
+
+@pytest.mark.parametrize("step", ["jitter", "rand"])
+def test_a_step_that_is_listed_is_taken(step):
+    image = cv2.resize(noise(6, 6, 3), (60, 40))
+    assert sum(bool((drawn(s, [step], image) != drawn(s, [], image)).any()) for s in range(20)) > 10
+
+
+def test_rand_augment_goes_both_ways(monkeypatch):
+    amounts = []
+
+    def note(image, amount):
+        amounts.append(amount)
+        return image
+
+    monkeypatch.setattr(augment, "_CHANGES", [(note, 10)])
+    for _ in range(20):
+        augment.rand_augment(noise(6, 6, 3))
+    assert set(amounts) == {-9.0, 9.0} and len(amounts) == 40
 
 
 def test_each_change_of_rand_augment_changes_the_image_and_keeps_its_shape():
@@ -130,11 +158,15 @@ def test_colour_changes_are_what_their_names_say():
 
 def test_a_crop_keeps_at_least_the_share_that_was_asked_for():
     ramp = np.arange(100, dtype=np.uint8)[None, :, None].repeat(100, 0).repeat(3, 2)  # the value is the column
-    widths = []
+    widths, lefts, tops = [], set(), set()
     for seed in range(200):
         random.seed(seed)
         part = augment.random_crop(ramp, 100, 0.5)
         widths.append(int(part.max()) - int(part.min()) + 1)
+        lefts.add(int(part.min()))
+        random.seed(seed)
+        tops.add(int(augment.random_crop(ramp.transpose(1, 0, 2), 100, 0.5).min()))
+    assert len(lefts) > 20 and len(tops) > 20
     # Half the area at a shape of 3:4 is 61 columns wide.
     assert min(widths) >= 60 and max(widths) == 100 and len(set(widths)) > 20
 

@@ -1,5 +1,7 @@
 """Command lines: what is refused, how, and with which exit code."""
 
+import sys
+
 import pytest
 
 from ppfleet import script
@@ -32,6 +34,7 @@ def test_values():
         (["--count=0"], "'0' is no whole number from 1 up"),
         (["--count=two"], "'two' is no whole number from 1 up"),
         (["--share=1.5"], "'1.5' is no number from 0 to 1"),
+        (["--share=inf"], "'inf' is no number from 0 to 1"),
         (["--share=nan"], "'nan' is no number from 0 to 1"),
         (["--fast=Fasle"], "'Fasle' is neither True nor False"),
         (["--cou=3"], "unrecognized arguments: --cou=3"),
@@ -62,6 +65,8 @@ def test_errors_end_in_one_line(capsys, failure, code, said):
     with pytest.raises(SystemExit) as end:
         script.run(main)
     assert end.value.code == code and capsys.readouterr().err == said
+    if code == 1:  # what the other ranks are told when they wait for this one
+        assert sys.last_value is failure
 
 
 def test_success_and_surprises():

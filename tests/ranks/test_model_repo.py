@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from tests.harness import ROOT, environment, free_ports, watch
+from tests.harness import ROOT, environment, free_ports, run, run_raising, watch
 
 SMALL = ["--device=cpu", "--image-size=32", "--batch-size=16", "--crop=0.6", "--augment=none", "--workers=0"]
 
@@ -76,58 +76,103 @@ def test_visualdl_holds_curves_and_pictures(place):
     assert {"train/loss", "train/lr", "train/ips", "eval/top1"} <= set(tags["scalar"])
     assert {"input", "confusion"} <= set(tags["image"])
     assert [record.id for record in reader.get_data("scalar", "eval/top1")] == [4, 8, 12]
+    rates = [record.value for record in reader.get_data("scalar", "train/lr")]
+    assert len(rates) == 3 and rates[0] > rates[1] > rates[2] and rates[2] < 0.1 * rates[0]
+
+
+def write_spread_weights(root, path):
+    import numpy as np
+    import paddle
+
+    from deploy.inference_python import preprocess
+    from models.mobilenet_v3_small import data
+    from tests import blocks
+
+    pictures = [preprocess.prepare(file, preprocess.settings(32)) for file, _ in data.find(root).val]
+    paddle.save(blocks.spread_network(10, np.stack(pictures)).state_dict(), path)
+
+
+def evaluated(place, ranks, weights, *arguments):
+    """The line that eval.py printed, and its eval.json."""
+    said = call(
+        place, ranks, "tools/eval.py", "--device=cpu", "--data-path=data", f"--pretrained={weights}", *arguments
+    )
+    line = re.search(r"^top1: [\d.]+ top5: [\d.]+ samples: 36$", said, re.M).group()
+    return line, json.loads((place / weights).with_name("eval.json").read_text())
 
 
 def test_evaluation_is_the_same_on_any_number_of_ranks_and_in_deployment(place):
-    figures = set()
-    for ranks in (1, 2, 3):
-        said = call(
-            place, ranks, "tools/eval.py", "--device=cpu", "--data-path=data", "--pretrained=run/latest.pdparams"
-        )
-        figures.add(re.search(r"^top1: [\d.]+ top5: [\d.]+ samples: 36$", said, re.M).group())
-        told = json.loads((place / "run/eval.json").read_text())
-        figures.add(f"{told['top1']!r} {told['top5']!r} {told['loss']!r}")
-    assert len(figures) == 2, figures
-    said = call(
-        place,
-        1,
-        "tools/export.py",
-        "--model=mobilenet_v3_small",
-        "--pretrained=run/latest.pdparams",
-        "--save-inference-dir=run",
-    )
-    assert re.search(r"exported to run: 10 classes, 32x32, static and dynamic outputs agree within [\d.e-]+", said)
-    call(
-        place,
-        1,
-        "deploy/inference_python/infer.py",
-        "--model-dir=run",
-        "--img-path=data/val",
-        "--batch-size=5",
-        "--json=out.json",
-    )
-    deployed = json.loads((place / "out.json").read_text())["accuracy"]
-    assert {name: deployed[name] for name in ("top1", "top5", "samples")} == {
-        name: told[name] for name in ("top1", "top5", "samples")
-    }
-    assert (
-        place / "run/checkpoints/latest/manifest.json"
-    ).exists()  # an export into the run's directory takes nothing away
+    # Three epochs teach a network too little to tell pictures apart, so here are weights that do.
+    (place / "spread").mkdir()
+    run(write_spread_weights, 1, place / "out", str(place / "data"), str(place / "spread/latest.pdparams"))
+    shutil.copy(place / "run/model.json", place / "spread/model.json")
+    shutil.copy(place / "run/settings.json", place / "spread/other things")
+    results = [evaluated(place, ranks, "spread/latest.pdparams") for ranks in (1, 2, 3)]
+    assert results[0] == results[1] == results[2]
+    _, told = results[0]
+    assert told["weights"] == "spread/latest.pdparams" and told["data"]["val"] == 36 and told["data"]["fingerprint"]
+    _, other = evaluated(place, 1, "spread/latest.pdparams", "--image-size=64")
+    assert other["loss"] != told["loss"]  # model.json's own size was used before
+    weights = ["--model=mobilenet_v3_small", "--pretrained=spread/latest.pdparams"]
+    said = call(place, 1, "tools/export.py", *weights, "--save-inference-dir=spread")
+    assert re.search(r"exported to spread: 10 classes, 32x32, static and dynamic outputs agree within [\d.e-]+", said)
+    assert (place / "spread/other things").exists()
+    images = ["--model-dir=spread", "--img-path=data/val", "--batch-size=5", "--json=out.json"]
+    call(place, 1, "deploy/inference_python/infer.py", *images)
+    deployed = json.loads((place / "out.json").read_text())
+    assert len({answer["top"][0]["class"] for answer in deployed["images"]}) > 3
+    assert deployed["accuracy"] == {name: told[name] for name in ("top1", "top5", "samples")}
 
 
-def test_test_only_is_the_same(place):
-    said = call(
-        place,
-        1,
-        "tools/train.py",
-        "--test-only",
-        "--use-gpu=False",
-        "--data-path=data",
-        "--pretrained=run/latest.pdparams",
-        "--output-dir=elsewhere",
-    )
+def test_test_only_says_what_training_said(place):
+    arguments = ["--use-gpu=False", "--data-path=data", "--pretrained=run/latest.pdparams", "--output-dir=elsewhere"]
+    said = call(place, 1, "tools/train.py", "--test-only", *arguments)
     assert re.search(r"^top1: [\d.]+ top5: [\d.]+ samples: 36$", said, re.M)
-    assert json.loads((place / "elsewhere/eval.json").read_text())["samples"] == 36
+    last = re.findall(r"eval: (top1: \S+, top5: \S+, loss: \S+), samples", place.joinpath("said").read_text())[-1]
+    told = json.loads((place / "elsewhere/eval.json").read_text())
+    assert last == ", ".join(f"{name}: {told[name]:.6g}" for name in ("top1", "top5", "loss"))
+
+
+def test_options_reach_the_training(place):
+    broken = copy_with_a_bad_image(place)
+    options = ["--epochs=1", "--skip-bad-images", "--accumulate=2", "--lr=0.2", *SMALL]
+    said = call(place, 1, "tools/train.py", f"--data-path={broken}", "--output-dir=options", *options)
+    assert "1 of 180 images cannot be read and are left out" in said
+    assert "lr_rule=0.2 at a global batch of 256, so 0.025 at 32" in said
+    assert re.search(r"saved \S+-step-4,", said)  # 8 batches of 16, two a step
+    weights = set()
+    for option in ("--seed=0", "--seed=7", "--mixup=0.2", "--augment=flip", "--crop=0.9"):
+        options = ["--epochs=1", *SMALL, "--batch-size=72", option]
+        call(place, 1, "tools/train.py", "--data-path=data", "--output-dir=varied", "--resume=none", *options)
+        weights.add((place / "varied/latest.pdparams").read_bytes())
+    assert len(weights) == 5
+
+
+def copy_with_a_bad_image(place):
+    if not (place / "broken").exists():
+        shutil.copytree(place / "data", place / "broken")
+        next((place / "broken/train/3").glob("*.png")).write_text("not an image")
+    return "broken"
+
+
+def split_files(directory, data):
+    """Two ranks that evaluate with different files."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import os
+
+    import train
+
+    mine = f"{data}/rank{os.environ['PADDLE_TRAINER_ID']}"
+    arguments = [f"--data-path={mine}", f"--pretrained={directory}/run/latest.pdparams", "--output-dir=split"]
+    train.main(["--test-only", "--device=cpu", "--batch-size=16", *arguments])
+
+
+def test_ranks_with_different_files_are_not_mixed(place):
+    for rank in (0, 1):
+        shutil.copytree(place / "data/val", place / f"split/rank{rank}/val")
+    next((place / "split/rank1/val/4").glob("*.png")).rename(place / "split/rank1/val/4/other.png")
+    for kind, message in run_raising(split_files, 2, place / "out", str(place), str(place / "split")):
+        assert kind == "MismatchError" and "different weights or data" in message and "fingerprint" in message
 
 
 def test_fine_tuning_replaces_the_classifier(place):
@@ -145,6 +190,9 @@ def test_fine_tuning_replaces_the_classifier(place):
         *SMALL,
     )
     assert "208 of 210 tensors loaded" in said and "classifier.3.bias has shape [10], the model's [5]" in said
+    call(place, 1, "tools/export.py", "--pretrained=fine/latest.pdparams")
+    stamp = json.loads((place / "fine/export/export.json").read_text())
+    assert stamp["classes"] == [f"digit {name}" for name in "56789"] and stamp["preprocess"]["crop"] == 32
 
 
 def test_killed_and_started_again_it_goes_on(place):
@@ -300,8 +348,7 @@ def test_bad_input_is_one_sentence(place, script, arguments, code, said):
     (place / "nothing").mkdir(exist_ok=True)
     if not (place / "bare.pdparams").exists():
         shutil.copy(place / "run/best.pdparams", place / "bare.pdparams")
-        shutil.copytree(place / "data", place / "broken")
-        next((place / "broken/train/3").glob("*.png")).write_text("not an image")
+        copy_with_a_bad_image(place)
         letters(place)
         for split in ("train", "val"):
             for name in "56789":

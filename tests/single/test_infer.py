@@ -24,7 +24,8 @@ def exported(directory):
     from ppfleet.export import export
     from tests import blocks
 
-    net = blocks.spread_network(len(CLASSES))
+    coarse = np.random.RandomState(1).standard_normal((16, 3, 4, 4)).astype("float32")
+    net = blocks.spread_network(len(CLASSES), coarse.repeat(16, 2).repeat(16, 3))
     paddle.save(net.state_dict(), f"{directory}/weights.pdparams")
     how = preprocess.settings(64)
     export(net, [None, 3, 64, 64], Path(directory) / "model", model="a_model", classes=CLASSES, preprocess=how)

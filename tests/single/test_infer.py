@@ -274,7 +274,7 @@ def test_bad_images_are_named_and_the_others_answered(place, tmp_path):
     assert good == ["0.jpg", "6.jpg"]
     (tmp_path / "mixed/3text.jpg").write_text("not an image")
     whole = next((place / "pictures/cow").glob("*.jpg")).read_bytes()
-    (tmp_path / "mixed/00half.jpg").write_bytes(whole[: len(whole) // 2])  # before and between the good ones
+    (tmp_path / "mixed/-half.jpg").write_bytes(whole[: len(whole) // 2])  # before and between the good ones
     done = infer(place, f"--img-path={tmp_path}/mixed", "--batch-size=3", f"--json={tmp_path}/out.json")
     alone = answers(place, f"--img-path={place}/pictures/ant")["images"]
     got = json.loads((tmp_path / "out.json").read_text())
@@ -283,7 +283,7 @@ def test_bad_images_are_named_and_the_others_answered(place, tmp_path):
         np.testing.assert_allclose([t["score"] for t in one["top"]], [t["score"] for t in other["top"]], rtol=2e-3)
     assert done.returncode == 1
     errors = done.stderr.splitlines()
-    assert len(errors) == 3 and "00half.jpg: no image" in errors[0] and "3text.jpg: no image" in errors[1]
+    assert len(errors) == 3 and "-half.jpg: no image" in errors[0] and "3text.jpg: no image" in errors[1]
     assert "2 of 4 images could not be read" in errors[2]
 
 

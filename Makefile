@@ -10,7 +10,7 @@ PY := .venv/bin/python
 PY26 := .venv26/bin/python
 RANKS ?= 2
 LAUNCH = $(PY) -m paddle.distributed.launch --nproc_per_node $(RANKS) --log_dir output/demo/launch
-DEMO = --epochs=6 --batch-size=16 --image-size=64 --crop=0.6 --augment=none --save-every=20
+DEMO = --epochs=8 --batch-size=16 --image-size=64 --crop=0.6 --augment=none --save-every=20
 
 .PHONY: help demo test test-all test-paddle26 bench lint format clean
 .DEFAULT_GOAL := help

@@ -238,7 +238,7 @@ def run(options: argparse.Namespace) -> int:
     if options.benchmark and answers:
         result["benchmark"] = log.report()
     write_json(options, result)
-    if bad:
+    if bad and len(paths) > 1:
         print(f"infer.py: {len(bad)} of {len(paths)} images could not be read: see above", file=sys.stderr)
     return 1 if bad else 0
 

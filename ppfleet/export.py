@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from paddle import inference
 from paddle.static import InputSpec
 
 from ppfleet.errors import ExportError
-from ppfleet.files import TEMPORARY, digest, sync
+from ppfleet.files import TEMPORARY, digest, json_bytes, sync
 from ppfleet.wrap import evaluating
 
 STAMP = "export.json"
@@ -64,7 +63,7 @@ def export(net: Any, spec: Spec, directory: Path, batches: Sequence[int] = (1, 4
             "parity": {"batches": list(batches), "largest_error": error, "tolerance": TOLERANCE},
             "sha256": {part.name: digest(part) for part in sorted(temporary.iterdir())},
         }
-        (temporary / STAMP).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+        (temporary / STAMP).write_bytes(json_bytes(facts))
         _put(temporary, directory)
     except OSError as failure:
         raise ExportError(f"cannot write the exported model to {directory}: {failure.strerror or failure}") from failure

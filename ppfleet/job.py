@@ -100,7 +100,7 @@ class Job:
         self._left = False  # whether the last loop over job.steps was left before its end
         self._stepper: Stepper | None = None
         self._board: log.Board | None = None
-        self._agreed = ""
+        self._agreed: dict[str, Any] = {}
         self._order: dict[str, Any] = {}
 
         self._run = rundir.RunDir(self.directory, keep)
@@ -367,9 +367,12 @@ class Job:
         checkpoint, or the newest of that run.
         """
         stepper = self._ready("job.resume")
-        if str(source) == "none":
+        source = self.comm.on_first(
+            lambda: str(source), "looking for a checkpoint"
+        )  # all ranks do what rank 0 was told
+        if source == "none":
             return False
-        found = self.comm.on_first(lambda: self._run.find(str(source)), "looking for a checkpoint")
+        found, own = self.comm.on_first(lambda: self._run.find(source), "looking for a checkpoint")
         if found is None:
             log.info(f"no checkpoint in {self._run.checkpoints}: training starts anew")
             return False
@@ -385,9 +388,9 @@ class Job:
         self._order, self._left = facts["order"], False
         stepper.step, stepper.skipped, stepper.torn = facts["step"], facts["skipped"], False
         stepper.exchange.remember()
-        if Path(found).resolve().parent != self._run.checkpoints.resolve():
+        if not own:
             self.best = None  # another run's: this directory holds no weights of it
-        if str(source) == "auto":
+        if source == "auto":
             self.comm.on_first(lambda: self._run.mend(Path(found), self._net, facts), "mending of links")
         ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.world.size else ""
         log.info(f"resumed from {found}{ranks}: epoch {self.epoch}, step {self.step}, sample {self._position}")
@@ -442,11 +445,11 @@ class Job:
             tail=plan.tail,
         )
         text = json.dumps(self.settings, indent=1, ensure_ascii=False, default=str)
-        # Each time: only all ranks together can say "as before".
-        check_same(self.comm, "settings", {k: v for k, v in json.loads(text).items() if k != HERE})
-        if text == self._agreed:
+        shared = {name: value for name, value in json.loads(text).items() if name != HERE}
+        check_same(self.comm, "settings", shared)  # each time: only all ranks together can say "as before"
+        if shared == self._agreed:
             return
-        self._agreed = text
+        self._agreed = shared
         for name in [name for name, value in self.settings.items() if isinstance(value, dict)]:
             log.info(f"{name}: " + ", ".join(f"{key}={value}" for key, value in self.settings[name].items()))
         log.info("settings: " + ", ".join(f"{k}={v}" for k, v in self.settings.items() if not isinstance(v, dict)))

@@ -100,8 +100,8 @@ class Loader:
                 yield _Draw.checked(data)
         except SystemError as failure:
             raise DataError(
-                f"a loader worker died, most often for want of memory: take fewer workers, or a smaller batch "
-                f"({' '.join(str(failure).split())[:300]})"
+                "a loader worker died; if it says nothing above, for want of memory: take fewer workers, or a smaller "
+                f"batch ({' '.join(str(failure).split())[:300]})"
             ) from None
         finally:
             # A pass that is left early, or fails, would otherwise keep its workers for as long as this process lives.
@@ -249,8 +249,9 @@ class _Draw(Dataset):
             return self(keys)
         except FleetError as failure:
             return [np.zeros(1), _FAILED, type(failure).__name__, str(failure)]
-        except Exception:  # noqa: BLE001 - whatever the data set raises
-            return [np.zeros(1), _FAILED, DataError.__name__, f"the data set failed: {traceback.format_exc().strip()}"]
+        except Exception as failure:  # noqa: BLE001 - whatever the data set raises
+            text = f"the data set failed: {type(failure).__name__}: {failure}\n{traceback.format_exc().strip()}"
+            return [np.zeros(1), _FAILED, DataError.__name__, text]
 
     @staticmethod
     def checked(data: Any) -> Any:

@@ -154,7 +154,8 @@ def _terminal() -> Any:
         theirs = Path(f"/proc/{os.getppid()}/fd/1").readlink()
         if not mine.name.startswith("workerlog.") or not str(theirs).startswith("/dev/pts/"):
             return None
-        return _Above(theirs.open("w", encoding="utf-8"))
+        # Not as our controlling terminal: its end would be the end of the training.
+        return _Above(os.fdopen(os.open(theirs, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8"))
     except OSError:
         return None
 

@@ -62,7 +62,11 @@ class RunDir:
         """For other tools, which read no checkpoints: the weights, and the card that says what they mean."""
         weights, card = net.state_dict(), files.json_bytes(facts["card"])
         if facts["card"]:
-            files.replace_file(self.path / CARD, lambda path: files.write(path, card))
+            path = self.path / CARD
+            if path.exists() and path.read_bytes() != card:
+                for name in ("latest", "best"):  # of an earlier run, which meant something else
+                    (self.path / f"{name}.pdparams").unlink(missing_ok=True)
+            files.replace_file(path, lambda path: files.write(path, card))
         for name in ("latest", "best") if facts["is_best"] else ("latest",):
             files.replace_file(self.path / f"{name}.pdparams", lambda path: paddle.save(weights, str(path)))
 
@@ -73,21 +77,27 @@ class RunDir:
             checkpoint.link(self.checkpoints, "best", source)
         self._write_weights(net, facts)
 
-    def find(self, source: str) -> str | None:
-        """The checkpoint to go on from. `auto`: the newest of this run that verifies, if there is one; else the one
-        that the path names, or the newest of the run there."""
+    def find(self, source: str) -> tuple[str | None, bool]:
+        """The checkpoint to go on from, and whether it is of this run. `auto`: the newest of this run that verifies, if
+        there is one; else the one that the path names, or the newest of the run there."""
         there = self.checkpoints if source == "auto" else Path(source) / "checkpoints"
+        path: Path | None
         if source != "auto" and not there.is_dir():
-            if not Path(source).is_dir():
-                raise CheckpointError(f"{source} is no directory: give a checkpoint's, a run's, 'auto' or 'none'")
-            checkpoint.verify(Path(source))
-            return source
-        found = checkpoint.newest(there)
-        if found.skipped:
-            log.say(f"skipped {len(found.skipped)} checkpoint(s) that do not verify: {'; '.join(found.skipped)}")
-        if source != "auto" and found.path is None:
-            raise CheckpointError(f"{there} holds no checkpoint that verifies")
-        return str(found.path) if found.path else None
+            path = Path(source)
+            if not path.exists():
+                raise CheckpointError(
+                    f"{source} is not there: give a checkpoint's directory, a run's, 'auto' or 'none'"
+                )
+            checkpoint.verify(path)
+        else:
+            found = checkpoint.newest(there)
+            if found.skipped:
+                log.say(f"skipped {len(found.skipped)} checkpoint(s) that do not verify: {'; '.join(found.skipped)}")
+            if source != "auto" and found.path is None:
+                raise CheckpointError(f"{there} holds no checkpoint that verifies")
+            path = found.path
+        own = path is not None and path.resolve().parent == self.checkpoints.resolve()
+        return (str(path) if path else None), own
 
 
 def restore(

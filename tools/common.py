@@ -58,7 +58,13 @@ def _from_state(state: dict[str, Any]) -> dict[str, Any]:
 
 def preparation(o: argparse.Namespace, found: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """How images are prepared: as the weights' own card says, unless --image-size does."""
-    if o.image_size is None and not found:
-        say(f"no {CARD} beside {o.pretrained}: images are prepared for 224x224 (--image-size), classes go by number")
-    size = o.image_size or (None if found else 224)
-    return preprocess.settings(size) if size else dict(found["preprocess"])
+    how = found.get("preprocess")
+    if o.image_size is None and how is None:
+        say(f"no {CARD} with preprocessing beside {o.pretrained}: images are prepared for 224x224 (--image-size)")
+    return preprocess.settings(o.image_size or 224) if o.image_size or how is None else dict(how)
+
+
+def beside(weights: str) -> Path:
+    """Where what is made of weights goes: their run's directory. A checkpoint's own may be pruned at any time."""
+    path = Path(weights).absolute().parent
+    return path.parent.parent if (path / "manifest.json").exists() else Path(weights).parent

@@ -10,6 +10,8 @@ from pathlib import Path
 import common
 
 # isort: split
+import paddle
+
 from models.mobilenet_v3_small.net import CLASSIFIER, MobileNetV3Small, load_weights, read_weights
 from ppfleet import script
 from ppfleet.errors import CheckpointError
@@ -17,6 +19,9 @@ from ppfleet.export import export
 
 
 def main() -> None:
+    paddle.set_device(
+        "cpu"
+    )  # where the static model is compared: a card's TF32 would differ from it by more than rounding
     parser = common.parser(__doc__)
     parser.add_argument("--save-inference-dir", metavar="DIR", help="(default: export/ beside the weights)")
     o = parser.parse_args()
@@ -29,7 +34,7 @@ def main() -> None:
         raise CheckpointError(f"{o.pretrained} holds no {CLASSIFIER}.bias: is it of another model?")
     net = MobileNetV3Small(len(bias))
     load_weights(net, o.pretrained)
-    directory = Path(o.save_inference_dir or Path(o.pretrained).parent / "export")
+    directory = Path(o.save_inference_dir or common.beside(o.pretrained) / "export")
     classes = card.get("classes") or [str(number) for number in range(len(bias))]
     if len(classes) != len(bias):
         raise CheckpointError(

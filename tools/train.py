@@ -54,7 +54,7 @@ def train(o: Namespace) -> None:
     job.resume(o.resume)
     for epoch in job.epochs(o.epochs):
         for images, labels in job.steps(train):
-            if job.world.first and job.step == 0:
+            if job.world.first and epoch == 0 and train.position == train.plan.global_batch:
                 job.board.picture("input", pictures.inputs(images, how))
             rate.follow(epoch, train)
             job.backward(recipe.loss(net, images, labels, o.mixup))
@@ -62,22 +62,23 @@ def train(o: Namespace) -> None:
         job.save(**job.evaluate(net, val, top1=seen, **recipe.MEASURED))  # type: ignore[arg-type]
         if epoch + 1 == o.epochs:
             show(job, seen)
-    log.info(
-        f"trained: {job.directory}/latest.pdparams" + (f", best.pdparams (top1 {job.best:.6f})" if job.best else "")
-    )
+    best = f", best.pdparams (top1 {job.best:.6f})" if job.best is not None else ""
+    if job.world.first and (job.directory / "latest.pdparams").exists():
+        log.info(f"trained: {job.directory}/latest.pdparams{best}")
 
 
 def evaluate(o: Namespace) -> None:
     if not o.pretrained:
         raise FleetError("which weights? give --pretrained=<run>/latest.pdparams")
     card = common.card(o.pretrained)
-    output = Path(o.output_dir or Path(o.pretrained).parent)
-    job = ppfleet.Job(output / "eval", device=o.device, seed=o.seed)
+    output = Path(o.output_dir or common.beside(o.pretrained))
+    job = ppfleet.Job(output / "eval", device=o.device, seed=o.seed, amp=o.amp_level)
     files = find_files(job, o, card.get("classes"))
     how = common.preparation(o, card, log.info)
     net = MobileNetV3Small(len(files.classes))
     load_weights(net, o.pretrained)
-    check_same(job.comm, "weights or data", {"weights": state.fingerprint(net), **describe(files)})
+    mine = {"weights": state.fingerprint(net), "preprocess": how, "batch_size": o.batch_size, **describe(files)}
+    check_same(job.comm, "weights or data", mine)
     val = loader(job, o, data.Images(files.val, how))
     seen = pictures.Confusion(val, files.classes)
     scores = job.evaluate(net, val, top1=seen, **recipe.MEASURED)
@@ -107,7 +108,7 @@ def describe(files: data.Files) -> dict[str, Any]:
 
 def options_used(o: Namespace) -> dict[str, dict[str, Any]]:
     """The command line, with what may differ from host to host apart."""
-    here = ("data_path", "output_dir", "pretrained", "resume", "workers")
+    here = ("data_path", "output_dir", "pretrained", "workers")
     return {
         "options": {name: value for name, value in vars(o).items() if name not in here},
         "here": {name: value for name, value in vars(o).items() if name in here},

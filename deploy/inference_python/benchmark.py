@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ class Benchmark:
     def add(self, images: int, preprocess: float, infer: float, postprocess: float) -> None:
         self.images += images
         self.times.append((preprocess, infer, postprocess))
-        if self.options.use_gpu and len(self.times) == 1:  # while the card is at work
+        if self.options.use_gpu and len(self.times) == 1:
             self.card = nvidia_smi("driver_version", "memory.used", "utilization.gpu")
 
     def report(self) -> dict[str, dict[str, Any]]:
@@ -125,10 +126,12 @@ def peak_memory_mb() -> float:
 
 
 def nvidia_smi(*questions: str) -> dict[str, str]:
-    """What the driver's tool answers about the first card; nothing where there is none, or where it hangs."""
+    """What the driver's tool answers about the first visible card, with all that runs there; nothing where there is no
+    card, or where the tool hangs."""
     if not shutil.which("nvidia-smi"):
         return {}
-    command = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(questions)}", "--format=csv,noheader,nounits"]
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    command = ["nvidia-smi", "-i", card, f"--query-gpu={','.join(questions)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -27,8 +27,9 @@ try:
     from paddle import inference
     from preprocess import EXTENSIONS, BadImage, prepare
 except ImportError as missing:
-    hint = "opencv-python-headless, which needs no libGL" if "libGL" in str(missing) else missing.name
-    sys.exit(f"infer.py needs paddlepaddle, numpy and opencv: {missing}; pip install {hint}")
+    # Not opencv-python: that one needs libGL, which a server lacks.
+    package = {"paddle": "paddlepaddle", "numpy": "numpy"}.get(missing.name or "", "opencv-python-headless")
+    sys.exit(f"infer.py needs Paddle, NumPy and OpenCV: {missing}; pip install {package}")
 
 PROGRAMS, WEIGHTS = ("inference.json", "inference.pdmodel"), "inference.pdiparams"  # of Paddle 3 and 2
 
@@ -100,9 +101,13 @@ def read_stamp(directory: Path) -> dict[str, Any]:
             f"{directory}/export.json is damaged or incomplete ({failure}): export the model anew"
         ) from None
     for name, expected in parts.items():
-        if not (directory / name).is_file():
-            raise UserError(f"{directory} lacks {name}: copy the whole directory, or export the model anew")
-        if hashlib.sha256((directory / name).read_bytes()).hexdigest() != expected:
+        try:
+            found = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+        except FileNotFoundError:
+            raise UserError(f"{directory} lacks {name}: copy the whole directory, or export the model anew") from None
+        except OSError as failure:
+            raise UserError(f"cannot read {directory / name}: {failure.strerror}") from None
+        if found != expected:
             raise UserError(f"{directory / name} is damaged or from another export: copy it again, or export anew")
     return stamp
 
@@ -119,6 +124,8 @@ def configure(program: Path, weights: Path, options: argparse.Namespace) -> Any:
         kind = inference.PrecisionType.Half if options.precision == "fp16" else inference.PrecisionType.Float32
         config.enable_use_gpu(256, 0, kind)
         if options.use_tensorrt:
+            if program.suffix == ".json":
+                raise UserError("Paddle runs TensorRT on models of Paddle 2 (.pdmodel) only: take --use-tensorrt=False")
             config.enable_tensorrt_engine(
                 max_batch_size=options.batch_size, min_subgraph_size=3, precision_mode=kind, use_static=False
             )
@@ -174,7 +181,9 @@ def below(folder: Path) -> Iterator[str]:
             folders.clear()
             continue
         seen.add(os.path.realpath(where))
-        yield from (f"{where}/{name}" for name in names if name.lower().endswith(EXTENSIONS))
+        folders[:] = [name for name in folders if not name.startswith(".")]  # as evaluation does
+        shown = (name for name in names if not name.startswith("."))
+        yield from (f"{where}/{name}" for name in shown if name.lower().endswith(EXTENSIONS))
 
 
 def batches(
@@ -195,7 +204,7 @@ def batches(
 def accuracy(answers: list[dict[str, Any]], classes: Sequence[str]) -> dict[str, float] | None:
     """Top-1 and top-5, where every image lies in a folder that is called like its class."""
     truth = [Path(answer["path"]).parent.name for answer in answers]
-    if not answers or not set(truth) <= set(classes):
+    if not answers or not set(truth) <= set(classes) or len(set(classes)) < len(classes):
         return None
     places = [[guess["class"] for guess in answer["top"]] for answer in answers]
     scores = {
@@ -213,8 +222,9 @@ def run(options: argparse.Namespace) -> int:
     how = model.stamp["preprocess"]
     log = Benchmark(options, model.config, model.stamp, [3, how["crop"], how["crop"]])
     if options.benchmark:
-        for _ in range(options.warmup):
-            model.scores(np.zeros((options.batch_size, 3, how["crop"], how["crop"]), np.float32))
+        for size in {min(options.batch_size, len(paths)), len(paths) % options.batch_size or options.batch_size}:
+            for _ in range(options.warmup):  # the last, partial batch too
+                model.scores(np.zeros((size, 3, how["crop"], how["crop"]), np.float32))
     answers: list[dict[str, Any]] = []
     bad: list[str] = []
     for good, images, complaints, prepared in batches(paths, options.batch_size, how):

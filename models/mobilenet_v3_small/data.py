@@ -172,16 +172,24 @@ class Images(Dataset):
 def without_unreadable(files: Files, job: Any, root: str) -> Files:
     """The same without the images that cannot be decoded: all are tried, each rank takes its share."""
     everything = [path for path, _ in [*files.train, *files.val]]
-    mine = everything[job.world.rank :: job.world.size]
     threads = max(1, (os.cpu_count() or 1) // job.world.local_size)  # OpenCV decodes without the GIL
+    places = range(job.world.rank, len(everything), job.world.size)
+    found = []  # by place in the list: paths may differ from host to host
     with ThreadPoolExecutor(threads) as pool:
-        told = tqdm(pool.map(_complaint, mine), "looking for bad images", len(mine), disable=not job.world.first)
-        found = {path: why for path, why in zip(mine, told) if why}
-    bad = {path: why for part in job.comm.gather(found, "bad images") for path, why in part.items()}
+        bar = tqdm(desc="looking for bad images", total=len(places), disable=not job.world.first)
+        for start in range(0, len(places), 1000):
+            part = places[start : start + 1000]
+            complaints = pool.map(_complaint, [everything[place] for place in part])
+            found += [[place, why] for place, why in zip(part, complaints) if why]
+            bar.update(len(part))
+        bar.close()
+    bad = {int(place): why for part in job.comm.gather(found, "bad images") for place, why in part}
     shown = "".join(f"\n  {why}" for why in sorted(bad.values())[:_SHOWN])
     more = f"\n  and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
     log.info(f"{len(bad)} of {len(everything)} images cannot be read and are left out{shown}{more}")
-    train, val = ([sample for sample in split if sample[0] not in bad] for split in (files.train, files.val))
+    count = len(files.train)
+    train = [sample for place, sample in enumerate(files.train) if place not in bad]
+    val = [sample for place, sample in enumerate(files.val) if count + place not in bad]
     return _not_empty(Files(files.classes, train, val), root, only_val=not files.train)
 
 

@@ -32,7 +32,8 @@ class Confusion:
 
     def __call__(self, scores: Any, labels: Any) -> Any:
         guesses = paddle.topk(scores, 1, axis=-1)[1].reshape([-1])
-        self._seen.append((labels, guesses, int(self._loader.mask.sum())))
+        # A copy: a tensor from a loader's worker holds on to a file in /dev/shm.
+        self._seen.append((labels.clone(), guesses, int(self._loader.mask.sum())))
         return (guesses == labels.reshape([-1])).astype("float32")
 
     def matrix(self, comm: Any) -> Image | None:

@@ -28,7 +28,7 @@ class Schedule(paddle.optimizer.lr.LambdaDecay):
         peak = lr * global_batch / REFERENCE_BATCH
         self.rule = (
             f"{lr:g} at a global batch of {REFERENCE_BATCH}, so {peak:g} at {global_batch}; "
-            f"linear warm-up over {warm} steps, cosine to 0 over {total - warm}"
+            f"linear warm-up over {warm} batches, cosine to 0 over {total - warm}"
         )
         super().__init__(peak, lambda step: _factor(step, warm, total))
 

@@ -3,7 +3,7 @@
 import json
 import re
 
-from tests.harness import run, start
+from tests.harness import run, run_raising, start
 
 
 def train(path, options, build_another_first=False, epochs=2):
@@ -233,7 +233,7 @@ def test_misuse_is_explained(tmp_path):
         "job.steps takes what job.loader returns, not a list",
         "at least one metric",
         "neither max nor min",
-        "manifest.json is missing",
+        "is not there: give a checkpoint's directory, a run's",
         "one value per sample",
         "settings.json is a file: a checkpoint is a directory (job.load takes weights alone)",
         "let the data set return a tuple",
@@ -458,3 +458,31 @@ def test_an_exception_is_saved_where_it_came(tmp_path):
 def test_weights_between_two_steps_are_not_saved(tmp_path):
     (refusal,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "run"), "interrupt")
     assert "interrupted halfway" in refusal
+
+
+def with_a_card(path, card, score, resume):
+    import paddle
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    job.card = card
+    net = blocks.mlp()
+    job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    job.resume(resume)
+    job.save(**({"top1": score} if score else {}))
+
+
+def test_a_card_says_what_the_weights_mean(tmp_path):
+    arguments = [tmp_path / "out", str(tmp_path / "run")]
+    run(with_a_card, 1, *arguments, {"classes": ["a", "b"]}, 0.5, "auto")
+    assert json.loads((tmp_path / "run/model.json").read_text()) == {"classes": ["a", "b"]}
+    run(with_a_card, 1, *arguments, {"classes": ["a", "b"]}, None, "auto")
+    assert (tmp_path / "run/best.pdparams").exists()
+    ((kind, message),) = run_raising(with_a_card, 1, *arguments, {"classes": ["b", "a"]}, None, "auto")
+    assert kind == "CheckpointError" and "was trained with other classes than now" in message
+    run(with_a_card, 1, *arguments, {"classes": ["b", "a"]}, None, "none")
+    # The earlier run's best weights would have been taken for this one's.
+    assert not (tmp_path / "run/best.pdparams").exists() and (tmp_path / "run/latest.pdparams").exists()
+    assert json.loads((tmp_path / "run/model.json").read_text()) == {"classes": ["b", "a"]}

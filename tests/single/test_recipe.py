@@ -40,9 +40,9 @@ def test_learning_rate_rule(tmp_path):
     (value,) = run(schedules, 1, tmp_path)
     rates = value["rates"]
     assert value["rule"] == (
-        "0.1 at a global batch of 256, so 0.2 at 512; linear warm-up over 10 steps, cosine to 0 over 90"
+        "0.1 at a global batch of 256, so 0.2 at 512; linear warm-up over 10 batches, cosine to 0 over 90"
     )
-    assert "warm-up over 50 steps" in value["long"]  # five epochs at most
+    assert "warm-up over 50 batches" in value["long"]  # five epochs at most
     assert rates[10] == max(rates) == 0.2 and rates[0] == pytest.approx(0.2 / 11)
     assert all(a < b for a, b in zip(rates[:10], rates[1:11])) and all(a > b for a, b in zip(rates[10:99], rates[11:]))
     assert rates[55] == pytest.approx(0.1) and rates[100:] == [pytest.approx(0, abs=1e-12)] * 3

@@ -63,7 +63,7 @@ class RunDir:
         weights, card = net.state_dict(), files.json_bytes(facts["card"])
         if facts["card"]:
             path = self.path / CARD
-            if path.exists() and path.read_bytes() != card:
+            if path.exists() and differences(json.loads(path.read_bytes()), facts["card"]):
                 for name in ("latest", "best"):  # of an earlier run, which meant something else
                     (self.path / f"{name}.pdparams").unlink(missing_ok=True)
             files.replace_file(path, lambda path: files.write(path, card))
@@ -100,6 +100,12 @@ class RunDir:
         return (str(path) if path else None), own
 
 
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What a card said otherwise before; what it did not say at all is an addition, not a difference."""
+    now = json.loads(files.json_bytes(now))
+    return [name for name in before if now.get(name) != before[name]]
+
+
 def restore(
     parts: dict[str, bytes],
     source: str,
@@ -119,8 +125,7 @@ def restore(
             f"{source} was trained with seed={facts['seed']}, not {seed}: the order of samples would change midway"
         )
     facts.setdefault("card", {})
-    now = json.loads(files.json_bytes(card))
-    for name in [name for name in facts["card"] if now and now.get(name) != facts["card"][name]]:
+    for name in differences(facts["card"], card) if card else ():
         raise CheckpointError(
             f"{source} was trained with other {name} than now: bring the same, or begin a run in another directory"
         )

@@ -34,7 +34,7 @@ def parser(description: str) -> Parser:
         "--pretrained", metavar="FILE", help="weights: a .pdparams of ppfleet, paddle.vision or PaddleClas"
     )
     made.add_argument(
-        "--image-size", type=number(int, 32), metavar="PIXELS", help="(default: the weights' own, or 224)"
+        "--image-size", type=number(int, 32), metavar="PIXELS", help="(default: 224; eval and export: the weights' own)"
     )
     return made
 

@@ -72,7 +72,7 @@ def evaluate(o: Namespace) -> None:
         raise FleetError("which weights? give --pretrained=<run>/latest.pdparams")
     card = common.card(o.pretrained)
     output = Path(o.output_dir or common.beside(o.pretrained))
-    job = ppfleet.Job(output / "eval", device=o.device, seed=o.seed, amp=o.amp_level)
+    job = ppfleet.Job(output / "eval", device=o.device, seed=o.seed)
     files = find_files(job, o, card.get("classes"))
     how = common.preparation(o, card, log.info)
     net = MobileNetV3Small(len(files.classes))
@@ -144,7 +144,7 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
     add("--crop", type=number(float, 0.01, 1), default=0.08, help="least share of an image that a random crop keeps")
     add("--augment", type=steps, default="flip", metavar="STEPS", help=f"none, or a list of {', '.join(STEPS)}")
     add("--mixup", type=number(float, 0), default=0.0, help="strength of mixup, such as 0.2; 0 is without")
-    add("--amp-level", choices=["O0", "O1", "O2"], default="O0", help="mixed precision, on cards")
+    add("--amp-level", choices=["O0", "O1", "O2"], default="O0", help="mixed precision in training, on cards")
     add(
         "--on-nan", choices=ON_NAN, default="stop", help="when a loss or gradient is not finite: stop, or skip the step"
     )

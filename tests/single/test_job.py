@@ -478,8 +478,9 @@ def test_a_card_says_what_the_weights_mean(tmp_path):
     arguments = [tmp_path / "out", str(tmp_path / "run")]
     run(with_a_card, 1, *arguments, {"classes": ["a", "b"]}, 0.5, "auto")
     assert json.loads((tmp_path / "run/model.json").read_text()) == {"classes": ["a", "b"]}
-    run(with_a_card, 1, *arguments, {"classes": ["a", "b"]}, None, "auto")
-    assert (tmp_path / "run/best.pdparams").exists()
+    run(with_a_card, 1, *arguments, {"classes": ["a", "b"], "more": 1}, None, "auto")
+    assert (tmp_path / "run/best.pdparams").exists()  # an addition to the card is no other card
+    assert json.loads((tmp_path / "run/model.json").read_text())["more"] == 1
     ((kind, message),) = run_raising(with_a_card, 1, *arguments, {"classes": ["b", "a"]}, None, "auto")
     assert kind == "CheckpointError" and "was trained with other classes than now" in message
     run(with_a_card, 1, *arguments, {"classes": ["b", "a"]}, None, "none")

@@ -63,7 +63,11 @@ class RunDir:
         weights, card = net.state_dict(), files.json_bytes(facts["card"])
         if facts["card"]:
             path = self.path / CARD
-            if path.exists() and differences(json.loads(path.read_bytes()), facts["card"]):
+            try:
+                other = path.exists() and differences(json.loads(path.read_bytes()), facts["card"])
+            except ValueError as failure:
+                raise CheckpointError(f"{path} is damaged ({failure}): remove it") from None
+            if other:
                 for name in ("latest", "best"):  # of an earlier run, which meant something else
                     (self.path / f"{name}.pdparams").unlink(missing_ok=True)
             files.replace_file(path, lambda path: files.write(path, card))

@@ -94,10 +94,13 @@ class Loader:
             worker_init_fn=_die_with_parent,
             prefetch_factor=_PREFETCH,
         )
-        batches = iter(loader)
+        batches = None
         try:
+            batches = iter(loader)
+            _deaths.watch()
             for data in batches:
                 yield _Draw.checked(data)
+                _deaths.check()
         except SystemError as failure:
             raise DataError(
                 "a loader worker died; if it says nothing above, for want of memory: take fewer workers, or a smaller "
@@ -105,7 +108,8 @@ class Loader:
             ) from None
         finally:
             # A pass that is left early, or fails, would otherwise keep its workers for as long as this process lives.
-            batches._try_shutdown_all(timeout=1)
+            if batches is not None:
+                batches._try_shutdown_all(timeout=1)
 
     def _expose(self, batch: Batch) -> None:
         self.position = batch.position
@@ -258,6 +262,35 @@ class _Draw(Dataset):
         if isinstance(data, (list, tuple)) and len(data) == 4 and isinstance(data[1], str) and data[1] == _FAILED:
             raise named(data[2])(data[3])
         return data
+
+
+class _Deaths:
+    """Keeps a worker's death until the loader asks. Paddle's handler of SIGCHLD, which is one for the process, raises
+    it wherever the training loop happens to be: in a step, in a save."""
+
+    def __init__(self) -> None:
+        self._failure: SystemError | None = None
+        self._paddles: Any = None
+
+    def watch(self) -> None:
+        self._failure = None
+        handler = signal.getsignal(signal.SIGCHLD)
+        if callable(handler) and handler != self._handle:
+            self._paddles = handler
+            signal.signal(signal.SIGCHLD, self._handle)
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _handle(self, number: int, frame: Any) -> None:
+        try:
+            self._paddles(number, frame)
+        except SystemError as failure:
+            self._failure = failure
+
+
+_deaths = _Deaths()
 
 
 def to_tensors(data: Any) -> Any:

@@ -155,12 +155,15 @@ def watch(command: list[str], directory: Path) -> tuple[int, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports below the range from which the kernel picks outgoing ones, so that nobody else comes by one of them."""
+    """Ports below the range from which the kernel picks outgoing ones, so that nobody else comes by one of them; each
+    of pytest's parallel workers has a range of its own."""
     found: list[int] = []
-    port = 10000 + os.getpid() * 37 % 15000 + free_ports.calls * 16 % 5000  # type: ignore[attr-defined]
+    lowest = 10000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4 * 5000
+    offset = os.getpid() * 37 + free_ports.calls * 16  # type: ignore[attr-defined]
     free_ports.calls += 1  # type: ignore[attr-defined]
     while len(found) < count:
-        port = 10000 + (port + 1 - 10000) % 20000
+        offset += 1
+        port = lowest + offset % 5000
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -293,24 +293,38 @@ def test_workers_end_with_their_pass(tmp_path, left_early):
     assert children == [0, 0, 0]
 
 
-def killed_worker():
+def killed_worker(in_step):
+    """A worker is killed while the loop waits for a batch, or while it computes: Python code runs then, and a signal
+    handler may raise in the midst of it."""
     import signal
+
+    import psutil
 
     from ppfleet.loader import make_loader
     from tests import blocks
 
     class Deadly(blocks.Points):
         def __getitem__(self, index):
-            if index == 13:
+            if index == 13 and not in_step:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__getitem__(index)
 
     plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
-    return [len(labels) for _, labels in make_loader(Deadly(32), plan, workers=2)]
+    for number, _ in enumerate(make_loader(Deadly(64), plan, workers=2)):
+        if in_step and number == 3:
+            worker = psutil.Process().children()[0]
+            worker.kill()
+            try:
+                deadline = time.monotonic() + 1
+                while time.monotonic() < deadline:
+                    pass  # the handler of SIGCHLD runs here
+            except SystemError:
+                return "raised in the midst of a step"
 
 
-def test_a_killed_worker_is_a_sentence(tmp_path):
-    ((kind, message),) = run_raising(killed_worker, 1, tmp_path)
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_killed_worker_is_a_sentence(tmp_path, in_step):
+    ((kind, message),) = run_raising(killed_worker, 1, tmp_path, in_step)
     assert kind == "DataError" and message.startswith("a loader worker died") and "\n" not in message
 
 

@@ -39,6 +39,10 @@ class ExportError(FleetError):
     """A model cannot be exported, or its static form answers differently."""
 
 
+class ConfigError(FleetError):
+    """A TIPC text file, or a mode asked of it, that cannot be run as it stands."""
+
+
 def named(class_name: str) -> type[FleetError]:
     """The class of this family with that name, for an error that travelled from another rank as text."""
     found = globals().get(class_name)

@@ -1,0 +1,28 @@
+"""`python -m ppfleet <command>`: what a person runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+# Name -> the module whose `main(arguments)` returns the exit code, and what it is for.
+COMMANDS = {
+    "tipc": ("ppfleet.tipc.command", "certify train -> eval -> export -> infer from TIPC text files"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    if arguments and arguments[0] in COMMANDS:
+        return int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+    lines = "\n".join(f"  {name:10}{text}" for name, (_, text) in COMMANDS.items())
+    known = f"usage: python -m ppfleet <command> …\n\n{lines}\n\npython -m ppfleet <command> --help tells more"
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(known)
+        return 0
+    said = f"{arguments[0]!r} is no command" if arguments else "which command?"
+    print(f"python -m ppfleet: {said}\n{known}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

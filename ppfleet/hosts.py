@@ -1,0 +1,66 @@
+"""Which of a list of hosts is this machine, and by which network interface. Pure: no Paddle."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+from ppfleet.errors import WorldError
+
+
+def addresses() -> dict[str, str]:
+    """This machine's own addresses, each with its interface."""
+    found = {}
+    for interface, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                found[entry.address.partition("%")[0]] = interface
+    return found
+
+
+def resolve(host: str) -> list[str]:
+    """The addresses behind a name; an address is itself, in its usual spelling."""
+    plain = host.strip("[]").partition("%")[0]
+    try:
+        return [str(ipaddress.ip_address(plain))]
+    except ValueError:
+        pass
+    try:
+        return list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
+    except (OSError, UnicodeError):
+        return []
+
+
+def interface_of(host: str) -> str:
+    """The interface that has that host's address; nothing where it is another machine's."""
+    own = addresses()
+    loopback = next((name for address, name in own.items() if ipaddress.ip_address(address).is_loopback), "lo")
+    for address in resolve(host):
+        if address in own:
+            return own[address]
+        if ipaddress.ip_address(address) in ipaddress.ip_network("127.0.0.0/8"):
+            return loopback  # all of them are this machine, listed or not
+    return ""
+
+
+def own(hosts: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """The one of `hosts` that is this machine: what POD_IP says, or what the interfaces show."""
+    said = (os.environ if env is None else env).get("POD_IP", "")
+    if said:
+        if said in hosts:
+            return said
+        raise WorldError(f"POD_IP={said} is none of {', '.join(hosts)}")
+    mine = [host for host in hosts if interface_of(host)]
+    if len(mine) == 1:
+        return mine[0]
+    if mine:
+        raise WorldError(f"{' and '.join(mine)} are both this machine: say which one it is, such as POD_IP={mine[0]}")
+    shown = ", ".join(address for address in addresses() if not ipaddress.ip_address(address).is_loopback)
+    raise WorldError(
+        f"none of {', '.join(hosts)} is an address of this machine, which has {shown or 'loopback alone'}: "
+        f"correct the list, or say POD_IP=<its address in the list>"
+    )

@@ -1,0 +1,210 @@
+"""The report as one HTML page without scripts, fonts or links to elsewhere: readable on a phone and without a network."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+_STYLE = """
+:root{--ink:#1b1f24;--soft:#5c6670;--line:#d7dde3;--card:#fff;--back:#f4f6f8;--ok:#1a7f4b;--failed:#c22f2f;--skipped:#7a7f87;--bar:#3b76c4}
+@media (prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa4ae;--line:#353c44;--card:#1d2228;--back:#14181c;--ok:#4fc287;--failed:#ff7b72;--skipped:#9aa0a8;--bar:#6ea3ea}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--back);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:960px;margin:0 auto;padding:16px}
+h1{font-size:1.35rem;margin:.2em 0}h2{font-size:1.1rem;margin:1.6em 0 .5em}h3{font-size:1rem;margin:1em 0 .4em;overflow-wrap:anywhere}
+p{margin:.3em 0}.soft{color:var(--soft)}
+.pill{display:inline-block;border-radius:1em;padding:0 .7em;font-size:.85rem;font-weight:600;color:var(--card);background:var(--skipped);white-space:nowrap}
+.pill.ok{background:var(--ok)}.pill.failed{background:var(--failed)}
+.note{border-left:4px solid var(--bar);padding:.3em .8em;background:var(--card);margin:.5em 0}
+.chain{display:flex;align-items:stretch;gap:28px;margin:.5em 0 1em}
+.stage{position:relative;flex:1 1 0;min-width:0;display:flex;flex-direction:column;gap:6px;justify-content:center}
+.stage+.stage::before{content:"\\2192";position:absolute;left:-23px;top:50%;transform:translateY(-50%);color:var(--soft);font-size:18px}
+.box{display:block;border:1px solid var(--line);border-left:5px solid var(--skipped);border-radius:6px;background:var(--card);padding:.35em .6em;color:inherit;text-decoration:none;font-size:.85rem;overflow-wrap:anywhere}
+.box.ok{border-left-color:var(--ok)}.box.failed{border-left-color:var(--failed)}
+.box b{display:block}
+details{border:1px solid var(--line);border-radius:6px;background:var(--card);margin:.4em 0;padding:.4em .7em}
+summary{cursor:pointer;overflow-wrap:anywhere}summary .time{float:right;color:var(--soft);font-size:.85rem;margin-left:.6em}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--back);border-radius:4px;padding:.6em;font:12.5px/1.45 ui-monospace,monospace;margin:.5em 0}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;background:var(--card)}
+th,td{border:1px solid var(--line);padding:.25em .6em;text-align:right;white-space:nowrap}th:first-child,td:first-child{text-align:left;white-space:normal;min-width:9em}
+svg{width:100%;max-width:640px;height:auto;display:block;margin:.6em 0}svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg rect{fill:var(--bar)}
+@media (max-width:620px){.chain{flex-direction:column;gap:24px}.stage+.stage::before{content:"\\2193";left:50%;top:-25px;transform:translateX(-50%)}.stage{flex:none}}
+"""
+_WORDS = {"ok": "passed", "failed": "failed", "skipped": "skipped"}
+_COLUMNS = {
+    "preprocess_ms": "preprocess ms",
+    "inference_ms": "inference ms",
+    "postprocess_ms": "postprocess ms",
+    "inference_p50_ms": "p50 ms",
+    "inference_p99_ms": "p99 ms",
+    "images_per_s": "images/s",
+    "cpu_rss_mb": "memory MB",
+    "data_num": "images",
+}
+
+
+def html(facts: dict[str, Any]) -> str:
+    commands = facts["commands"]
+    title = f"TIPC: {facts['model']}, {facts['mode']}"
+    body = [
+        _head(title, facts),
+        *(f'<p class="note">{escape(note)}</p>' for note in facts["notes"]),
+        _nodes(facts),
+        "<h2>The chain</h2>",
+        *(_chain(run, [c for c in commands if c["run"] == run]) for run in _runs(commands)),
+        _benchmarks(commands),
+        "<h2>Commands</h2>",
+        *map(_command, commands),
+        f'<p class="soft">{escape(facts["config"])}; Python {escape(facts["python"])}, ppfleet {escape(facts["ppfleet"])}</p>',
+    ]
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body><main>\n"
+        + "\n".join(filter(None, body))
+        + "\n</main></body></html>\n"
+    )
+
+
+def _runs(commands: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(command["run"] for command in commands))
+
+
+def _counts(facts: dict[str, Any]) -> str:
+    counted = {status: sum(c["status"] == status for c in facts["commands"]) for status in _WORDS}
+    return ", ".join(f"{count} {_WORDS[status]}" for status, count in counted.items() if count) or "nothing yet"
+
+
+def verdict(facts: dict[str, Any]) -> str:
+    if any(command["status"] == "failed" for command in facts["commands"]):
+        return "failed"
+    return "ok" if facts["finished"] else "skipped"
+
+
+def _pill(status: str, text: str = "") -> str:
+    return f'<span class="pill {status}">{escape(text or _WORDS[status])}</span>'
+
+
+def _head(title: str, facts: dict[str, Any]) -> str:
+    state = verdict(facts)
+    word = _WORDS[state] if facts["finished"] or state == "failed" else "not finished"
+    node = facts["node"]
+    where = f"{node['host']}" + (f" ({node['address']}, node {node['number']})" if node["address"] else "")
+    left = facts["planned"] - len(facts["commands"])
+    return (
+        f"<h1>{escape(title)} {_pill(state, word)}</h1>"
+        f'<p class="soft">{_counts(facts)}{f", {left} to do" if left else ""}; {facts["started"]}, '
+        f"{_time(facts['seconds'])}, on {escape(where)}</p>"
+    )
+
+
+def _nodes(facts: dict[str, Any]) -> str:
+    if not facts["nodes"]:
+        return ""
+    rows = []
+    for name, other in facts["nodes"].items():
+        if other is None:
+            rows.append(
+                f"<tr><td>{escape(name)}</td><td>its results are on that machine, or did not come in time</td></tr>"
+            )
+            continue
+        lines = "<br>".join(
+            f"{_pill(c['status'])} {escape(c['id'])}{': ' + escape(c['reason']) if c['reason'] else ''}"
+            for c in other["commands"]
+        )
+        rows.append(
+            f"<tr><td>{escape(name)}<br>{escape(other['node']['host'])}</td><td style='text-align:left'>{lines}</td></tr>"
+        )
+    return f'<h2>Other nodes</h2><div class="scroll"><table><tr><th>node</th><th>results</th></tr>{"".join(rows)}</table></div>'
+
+
+def _chain(run: str, commands: list[dict[str, Any]]) -> str:
+    stages = []
+    for stage in (("train",), ("eval", "export"), ("infer",)):
+        boxes = [_box(command) for command in commands if command["stage"] in stage]
+        if boxes:
+            stages.append(f'<div class="stage">{"".join(boxes)}</div>')
+    return f'<h3>{escape(run)}</h3><div class="chain">{"".join(stages)}</div>'
+
+
+def _box(command: dict[str, Any]) -> str:
+    details = [command["device"], f"batch {command['batch_size']}" if command["batch_size"] else ""]
+    details += [_time(command["seconds"]) if command["seconds"] else "", command["note"]]
+    shown = " · ".join(filter(None, details))
+    return (
+        f'<a class="box {command["status"]}" href="#{escape(command["id"])}"><b>{command["stage"]} '
+        f"{_WORDS[command['status']]}</b>{escape(shown)}</a>"
+    )
+
+
+def _command(command: dict[str, Any]) -> str:
+    opened = " open" if command["status"] == "failed" else ""
+    parts = [
+        f"<p>{escape(command['reason'])}</p>" if command["reason"] else "",
+        f'<p class="soft">device map: {escape(command["note"])}</p>' if command["note"] else "",
+        f"<pre>{escape(command['command'])}</pre>",
+        f'<p class="soft">the end of <a href="{escape(command["log"])}">{escape(command["log"])}</a></p>'
+        if command["log"]
+        else "",
+        f"<pre>{escape(command['tail'])}</pre>" if command["tail"] else "",
+    ]
+    took = f'<span class="time">{_time(command["seconds"])}</span>' if command["log"] else ""
+    return (
+        f'<details id="{escape(command["id"])}"{opened}><summary>{_pill(command["status"])} '
+        f"{escape(command['id'])}{took}</summary>{''.join(parts)}</details>"
+    )
+
+
+def _benchmarks(commands: list[dict[str, Any]]) -> str:
+    measured = [command for command in commands if command["figures"]]
+    if not measured:
+        return ""
+    columns = {key: text for key, text in _COLUMNS.items() if any(key in c["figures"] for c in measured)}
+    head = "".join(f"<th>{text}</th>" for text in columns.values())
+    rows = "".join(
+        f"<tr><td>{escape(c['id'])}</td>"
+        + "".join(f"<td>{_figure(c['figures'].get(key))}</td>" for key in columns)
+        + "</tr>"
+        for c in measured
+    )
+    table = f'<div class="scroll"><table><tr><th>command</th>{head}</tr>{rows}</table></div>'
+    plots = [
+        _plot(measured, key, text)
+        for key, text in (("images_per_s", "images/s"), ("inference_ms", "inference, ms a batch"))
+    ]
+    return f"<h2>Benchmark</h2>{''.join(plots)}{table}"
+
+
+def _plot(measured: list[dict[str, Any]], key: str, title: str) -> str:
+    """Horizontal bars, one a command, in a drawing as wide as a phone."""
+    bars = [(command["id"], float(command["figures"][key])) for command in measured if key in command["figures"]]
+    if not bars:
+        return ""
+    most = max(value for _, value in bars) or 1.0
+    width, row = 360, 34
+    drawn = []
+    for number, (name, value) in enumerate(bars):
+        top = 22 + number * row
+        long = max(1.0, value / most * (width - 70))
+        shown = name if len(name) <= 52 else f"…{name[-51:]}"
+        drawn.append(
+            f'<text x="0" y="{top + 9}" style="font-size:10.5px">{escape(shown)}</text>'
+            f'<rect x="0" y="{top + 13}" width="{long:.1f}" height="13" rx="2"><title>{escape(name)}: {value:g}</title></rect>'
+            f'<text x="{long + 5:.1f}" y="{top + 24}">{_figure(value)}</text>'
+        )
+    height = 22 + len(bars) * row
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+        f'<text x="0" y="13" style="font-weight:600">{escape(title)}</text>{"".join(drawn)}</svg>'
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}" if value == int(value) or value >= 1000 else f"{value:.2f}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

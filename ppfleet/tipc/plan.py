@@ -1,0 +1,453 @@
+"""From a Config and a mode to the commands of the chain, as argument lists with their needs and logs. Pure: nothing is
+started, nothing is looked up.
+
+For each entry of gpu_list, for each trainer: train -> eval, train -> export -> infer (each device x batch size x ...).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ppfleet.errors import ConfigError
+from ppfleet.tipc.config import LONG, MODES, OTHER_MODES, TRAIN_BENCHMARK, Config, Fleet, Line, present, words
+
+TRAINERS = ("norm_train", "amp_train", "fleet_train", "to_static_train")
+OUTPUT = "./test_tipc/output"
+_LITE_LIMIT, _WHOLE_LIMIT = 3600, 30 * 24 * 3600
+_YES, _NO = ("true", "gpu", "1"), ("false", "cpu", "0")
+
+
+@dataclass(frozen=True)
+class Here:
+    """What the plan must know of the machine it is for."""
+
+    cards: bool = True
+    node: int = 0  # this machine's place in the list of nodes
+    address: str = ""  # this machine's own in that list, and the network interface that has it
+    interface: str = ""
+    start_port: int = 0
+    output: str = OUTPUT
+    trainers: tuple[str, ...] = TRAINERS
+    limit: float = 0  # seconds for each command; 0: by mode
+
+
+@dataclass(frozen=True)
+class Command:
+    id: str
+    stage: str  # train, eval, export or infer
+    run: str  # the chain it belongs to; for training modes also the name of the run directory
+    argv: tuple[str, ...]
+    log: str
+    needs: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    makes: tuple[str, ...] = ()  # patterns, each of which must match a new file afterwards
+    reads: tuple[str, ...] = ()  # files and directories of the user's that must be there
+    clears: str = ""  # its own output directory, removed first: what an earlier run left must not count
+    shows: str = ""  # what its log must hold: "benchmark" or "ips"
+    nodes: tuple[str, ...] = ()  # who takes part; empty: this machine alone
+    device: str = "cpu"
+    batch_size: str = ""
+    note: str = ""  # what the device map changed
+    skip: str = ""  # why it is not run on this machine
+    refused: str = ""  # why it is not run at all
+    limit: float = _LITE_LIMIT
+
+    @property
+    def text(self) -> str:
+        """As a reader can paste it into a shell."""
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env]
+        return " ".join([*assignments, *map(shlex.quote, self.argv)])
+
+    def to_json(self) -> dict[str, Any]:
+        shown = {name: getattr(self, name) for name in ("id", "stage", "run", "log", "note", "skip", "refused")}
+        lists = {name: list(getattr(self, name)) for name in ("argv", "needs", "makes", "reads", "nodes")}
+        return {**shown, **lists, "env": dict(self.env)}
+
+
+@dataclass
+class Plan:
+    config: Config
+    mode: str
+    here: Here
+    root: str  # the directory of this model and mode
+    notes: list[str] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+
+
+def make(config: Config, mode: str, here: Here) -> Plan:
+    """The commands of that mode on that machine; a ConfigError names the line that has no answer."""
+    if mode not in MODES:
+        other = f"{mode} is a mode of another script" if mode in OTHER_MODES else f"{mode!r} is no mode"
+        raise ConfigError(f"{other}; this runner has {', '.join(MODES)}")
+    planner = _Planner(config, mode, here)
+    try:
+        planner.fill()
+    except ConfigError as failure:
+        raise ConfigError(f"{config.path}: {failure}") from None
+    if not planner.plan.commands:
+        raise ConfigError(f"{config.path}: nothing to do in {mode}: every command is null")
+    return planner.plan
+
+
+def interpreter(line: Line) -> tuple[list[str], str]:
+    """What starts a script, and what is to be said about it.
+
+    `python`, and any version up to this one (nearly all published files say python3.7), is the interpreter that runs
+    the runner; a path, or another name, is taken as it stands.
+    """
+    command = words(line.value, line)
+    if not present(line.value) or not command:
+        line.fail("names no interpreter")
+    version = re.fullmatch(r"python(\d*)(?:\.(\d+))?", command[0])
+    own = sys.version_info[:2]
+    if version is None or (int(version[1] or 3), int(version[2] or 0)) > own:
+        return command, ""
+    other = version[2] is not None and (int(version[1]), int(version[2])) != own
+    note = f"{command[0]}: Python {own[0]}.{own[1]}, which runs this runner, stands in for it" if other else ""
+    return [sys.executable, *command[1:]], note
+
+
+class _Planner:
+    def __init__(self, config: Config, mode: str, here: Here) -> None:
+        self.config, self.mode, self.here = config, mode, here
+        self.plan = Plan(config, mode, here, f"{here.output}/{config.model}/{mode}")
+        self.python, note = interpreter(config.lines["python"])
+        self._note(note)
+        self._names: set[str] = set()
+        self.limit = here.limit or (_WHOLE_LIMIT if mode.startswith("whole_train") else _LITE_LIMIT)
+
+    def fill(self) -> None:
+        if self.mode == "whole_infer":
+            self._whole_infer()
+            return
+        for number, fleet in enumerate(self.config.fleets()):
+            for trainer in self.config.trainers():
+                if self.mode == "benchmark_train":
+                    self._benchmark(number, fleet, trainer)
+                    continue
+                for autocast in self._autocasts():
+                    self._chain(number, fleet, trainer, autocast)
+
+    def _note(self, text: str) -> None:
+        if text and text not in self.plan.notes:
+            self.plan.notes.append(text)
+
+    def _autocasts(self) -> list[str]:
+        line = self.config.line("autocast")
+        return [value or "null" for value in line.values()] if line else [""]
+
+    # The stages
+
+    def _chain(self, number: int, fleet: Fleet, trainer: str, autocast: str) -> None:
+        run = self._run_name(fleet, trainer, autocast)
+        directory = f"{self.plan.root}/{run}"
+        weights = f"{directory}/{self._required('train_model_name')}"
+        epochs, batch_size = self.config.value("epochs", self.mode), self.config.value("batch_size", self.mode)
+        train = self._train(number, fleet, trainer, autocast, run, epochs, batch_size)
+        self._add(replace(train, makes=(f"{weights}*",)))
+        away = f"the model is on {fleet.nodes[0]}" if fleet.nodes and self.here.node else ""
+        first = replace(fleet, nodes=(), devices=fleet.devices[:1])
+        self._eval(number, first, run, weights, train.id, away)
+        exported = self._export(first, trainer, run, weights, directory, train.id, away)
+        model = f"{directory}/{self._inference_dir()}".rstrip("/")
+        images = self.config.value("train_infer_img_dir", self.mode) or self.config.value("image_dir", self.mode)
+        quantised = trainer in ("pact_train", "quant_train")
+        for command in self._infers(run, model, images, quantised):
+            self._add(replace(command, needs=(exported or train.id,), skip=command.skip or away))
+
+    def _run_name(self, fleet: Fleet, trainer: str, autocast: str, more: str = "") -> str:
+        cast = f"_autocast_{autocast}" if autocast else ""
+        name = f"{trainer}_gpus_{fleet.text}{cast}_nodes_{max(1, len(fleet.nodes))}{more}"
+        if name in self._names:  # the same devices again, on other nodes
+            name = next(f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}" not in self._names)
+        self._names.add(name)
+        return name
+
+    def _train(
+        self, number: int, fleet: Fleet, trainer: str, autocast: str, run: str, epochs: str, batch_size: str
+    ) -> Command:
+        config, directory = self.config, f"{self.plan.root}/{run}"
+        data, weights = config.value("data_path", self.mode), config.value("pretrained", self.mode)
+        script = [
+            *self._trainer_command(trainer),
+            *self._emit("output_dir", directory),
+            *self._emit("epochs", epochs),
+            *self._emit("pretrained", weights),
+            *self._emit("batch_size", batch_size),
+            *self._emit("data_path", data),
+            *self._emit("autocast", present(autocast)),
+            *self._emit("train_spare", config.value("train_spare", self.mode)),
+            *self._emit("use_gpu", self._use_gpu(number)),
+        ]
+        launch, env, note = self._launch(fleet, run)
+        if not self.here.cards and ("amp" in (trainer.partition("_")[0], autocast) or autocast == "fp16"):
+            note += "; mixed precision needs a card, so this computes in float32"
+        return self._command(
+            "train", run, [*launch, *script], batch_size=batch_size, note=note, env=env, nodes=fleet.nodes,
+            reads=tuple(filter(None, (data, weights))), clears=directory, device=self._device_name(fleet),
+            refused="" if trainer in self.here.trainers else
+            f"{trainer} is not among the trainers of this repository ({', '.join(self.here.trainers)}); "
+            f"if it has that one, say so with --trainers",
+        )  # fmt: skip
+
+    def _launch(self, fleet: Fleet, run: str) -> tuple[list[str], dict[str, str], str]:
+        """What starts the script on those devices: nothing, or Paddle's launcher with what it needs here."""
+        env: dict[str, str] = {}
+        note = "" if self.here.cards or not fleet.devices else self._mapped(fleet)
+        if not fleet.nodes and len(fleet.devices) < 2:
+            if self.here.cards and fleet.devices:
+                env["CUDA_VISIBLE_DEVICES"] = fleet.devices[0]
+            return [], env, note
+        launch = ["-m", "paddle.distributed.launch"]
+        if fleet.nodes:
+            launch.append(f"--ips={','.join(fleet.nodes)}")
+            if self.here.address:
+                env["POD_IP"] = self.here.address  # or the launcher guesses by the host's name
+            if self.here.interface:
+                env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = self.here.interface
+            if self.here.start_port:
+                env["PADDLE_START_PORT"] = str(self.here.start_port)
+        launch.append(f"--gpus={fleet.text}" if fleet.devices else "--nproc_per_node=1")
+        if not self.here.cards:
+            env["PADDLE_DISTRI_BACKEND"] = "gloo"
+            if fleet.devices:
+                env["CUDA_VISIBLE_DEVICES"] = fleet.text  # by which a CPU build counts its processes
+        name = f"launch_node_{self.here.node}" if fleet.nodes else "launch"
+        return [*launch, f"--log_dir={self.plan.root}/logs/{run}.{name}"], dict(sorted(env.items())), note
+
+    def _mapped(self, fleet: Fleet) -> str:
+        count = len(fleet.devices)
+        return f"no card here: gpus {fleet.text} are {count} CPU process{'es' if count > 1 else ''}" + (
+            " a node" if fleet.nodes else ""
+        )
+
+    def _trainer_command(self, trainer: str) -> list[str]:
+        line = self.config.lines["norm_train"] if self.config.form != LONG else None
+        names = ("norm_train", "pact_train", "fpgm_train", "distill_train", "trainer1", "trainer2")
+        for name in names if line is None else ():
+            candidate = self.config.line(name)
+            if candidate and trainer == ("norm_train" if candidate.key == "normal_train" else candidate.key):
+                line = candidate
+                break
+        if line is None:
+            self.config.lines["trainer"].fail(f"names {trainer}, but no line below gives its command")
+        if (key := "norm_train" if line.key == "normal_train" else line.key) != trainer:
+            self.config.lines["trainer"].fail(f"names {trainer}, but line {line.source} gives the command of {key}")
+        if not present(line.value):
+            line.fail(f"`trainer:` names {trainer}, but its command is null")
+        command = words(line.value, line)
+        if trainer == "to_static_train" and not command[0].endswith(".py"):  # flags on top of norm_train's command
+            return [*self._trainer_command("norm_train"), *command]
+        return command
+
+    def _eval(self, number: int, fleet: Fleet, run: str, weights: str, needs: str, away: str) -> None:
+        line = self.config.lines.get("eval")
+        if line is None or not present(line.value):
+            return
+        key = "pretrained" if present(self.config.lines["pretrained"].key) else "export_weight"
+        script = [
+            *words(line.value, line),
+            *self._emit(key, weights),
+            *self._unless_given(line, "data_path", self.config.value("data_path", self.mode)),
+            *self._unless_given(line, "use_gpu", self._use_gpu(number)),
+            *self._emit("eval_spare", self.config.value("eval_spare", self.mode)),
+        ]
+        self._add(self._command("eval", run, script, needs=(needs,), skip=away, env=self._visible(fleet),
+                                device=self._device_name(fleet)))  # fmt: skip
+
+    def _export(self, fleet: Fleet, trainer: str, run: str, weights: str, directory: str, needs: str, away: str) -> str:
+        """Adds the export of what that trainer made; its id, or nothing where the file has none."""
+        of = {"pact_train": "pact", "fpgm_train": "fpgm", "distill_train": "distill"}
+        name = f"{of.get(trainer, 'norm')}_export"
+        for spare in "12":
+            line = self.config.line(f"trainer{spare}")
+            if line and line.key == trainer and trainer != "to_static_train":
+                name = f"export{spare}"
+        line = self.config.line(name)
+        if line is None or not present(line.value):
+            return ""
+        script = [
+            *words(line.value, line),
+            *self._emit("export_weight", weights),
+            *self._emit("save_inference_dir", directory),
+        ]
+        command = self._command("export", run, script, needs=(needs,), skip=away, env=self._visible(fleet),
+                                makes=_model_files(directory), device=self._device_name(fleet))  # fmt: skip
+        self._add(command)
+        return command.id
+
+    def _whole_infer(self) -> None:
+        models = self.config.values("infer_model", self.mode)
+        exports = self.config.values("infer_export", self.mode)
+        quants = self.config.values("infer_quant", self.mode)
+        if models == [""]:
+            self.config.lines["infer_model"].fail("whole_infer needs the model here")
+        for number, model in enumerate(models):
+            run = "whole_infer" if len(models) == 1 else f"whole_infer_{number + 1}"
+            quantised = quants[min(number, len(quants) - 1)].lower() == "true"
+            needs: tuple[str, ...] = ()
+            directory = model
+            export = exports[min(number, len(exports) - 1)]
+            if export.lower() not in ("", "false"):
+                line = self.config.lines["norm_export" if export.lower() == "true" else "infer_export"]
+                given = self.config.value("save_inference_dir", self.mode) if self.config.form != LONG else ""
+                target = given or f"{self.plan.root}/{run}"
+                script = [
+                    *words(line.value if export.lower() == "true" else export, line),
+                    *self._emit("export_weight", model),
+                    *self._emit("save_inference_dir", target),
+                ]
+                command = self._command("export", run, script, makes=_model_files(target), reads=(model,))
+                self._add(replace(command, clears="" if given else target))
+                needs, directory = (command.id,), f"{target}/{self._inference_dir()}".rstrip("/")
+            images = self.config.value("image_dir", self.mode)
+            for command in self._infers(run, directory, images, quantised):
+                self._add(replace(command, needs=needs, reads=command.reads if needs else (*command.reads, directory)))
+
+    def _infers(self, run: str, model: str, images: str, quantised: bool) -> Iterator[Command]:
+        line = self.config.lines.get("inference")
+        if line is None or not present(line.value):
+            return
+        devices = self.config.values("infer_use_gpu", self.mode)
+        for device in devices:
+            if device and device.lower() not in (*_YES, *_NO):
+                self.config.lines["infer_use_gpu"].fail(f"{device!r} is neither True (gpu) nor False (cpu)")
+        for device in devices:
+            card = device.lower() in _YES
+            on_cpu = not self.here.cards and card
+            also_cpu = any(other.lower() in _NO for other in devices)
+            skip = "no card here, and the CPU is in the list anyway" if on_cpu and also_cpu else ""
+            note = "no card here: inference on the CPU" if on_cpu and not skip else ""
+            cells = self._cells(card and (self.here.cards or bool(skip)), quantised)
+            for label, batch_size, arguments in cells:
+                name = "gpu" if card and (self.here.cards or skip) else "cpu"
+                script = [
+                    *words(line.value, line),
+                    *self._emit("infer_use_gpu", device),
+                    *self._emit("model_dir", model),
+                    *self._emit("infer_batch_size", batch_size),
+                    *arguments,
+                    *self._emit("image_dir", images),
+                    *self._emit("benchmark", self.config.value("benchmark", self.mode)),
+                    *self._emit("infer_spare", self.config.value("infer_spare", self.mode)),
+                ]
+                shows = "benchmark" if self.config.value("benchmark", self.mode).lower() in _YES else ""
+                yield self._command("infer", run, script, part=f"_{name}{label}", device=name, batch_size=batch_size,
+                                    skip=skip, note=note, shows=shows, reads=(images,) if images else ())  # fmt: skip
+
+    def _cells(self, card: bool, quantised: bool) -> Iterator[tuple[str, str, list[str]]]:
+        """(name, batch size, further arguments) of each combination that makes sense on that kind of device."""
+        names = ("tensorrt",) if card else ("mkldnn", "cpu_threads")
+        loops = [self.config.values(name, self.mode) for name in (*names, "infer_batch_size", "precision")]
+        shown = {"tensorrt": "usetrt", "mkldnn": "usemkldnn", "cpu_threads": "threads"}
+        for combination in itertools.product(*loops):
+            *options, batch_size, precision = combination
+            half = precision.lower() in ("fp16", "true")
+            if quantised != (precision == "int8") and (precision == "int8" or (quantised and "int8" in loops[-1])):
+                continue  # int8 is for quantised models, and they for it
+            if half and options[0].lower() == "false":
+                continue  # fp16 comes with TensorRT on a card, with mkldnn on a CPU
+            chosen = [(name, value) for name, value in zip(names, options) if value]
+            label = "".join(f"_{shown[name]}_{value}" for name, value in chosen)
+            label += f"_precision_{precision}" if precision else ""
+            arguments = [word for name, value in chosen for word in self._emit(name, value)]
+            arguments += self._emit("precision", precision)
+            yield f"{label}_batchsize_{batch_size}" if batch_size else label, batch_size, arguments
+
+    def _benchmark(self, number: int, fleet: Fleet, trainer: str) -> None:
+        tail = self.config.tails.get(TRAIN_BENCHMARK)
+        wanted = ("batch_size", "fp_items", "epoch")
+        if tail is None or any(name not in tail for name in wanted):
+            raise ConfigError(
+                f"benchmark_train needs the paragraph ====={TRAIN_BENCHMARK}===== with {', '.join(wanted)}"
+            )
+        for precision, batch_size in itertools.product(tail["fp_items"].values(), tail["batch_size"].values()):
+            autocast = ""
+            if self.config.line("autocast") is not None and present(self.config.lines["autocast"].key):
+                autocast = "amp" if precision == "fp16" else "fp32"
+            elif (precision == "fp16") != (trainer == "amp_train"):
+                tail["fp_items"].fail(f"{precision} with {trainer}: without an autocast line, fp16 is amp_train's")
+            run = self._run_name(fleet, trainer, autocast, f"_{precision}_bs{batch_size}")
+            command = self._train(number, fleet, trainer, autocast, run, tail["epoch"].value, batch_size)
+            # The log of the launcher shows its node's first rank; the figures are in trainer 0's.
+            self._add(replace(command, shows="" if fleet.nodes and self.here.node else "ips"))
+
+    # Arguments
+
+    def _emit(self, name: str, value: str) -> list[str]:
+        """`key=value`, the key being what the file says."""
+        line = self.config.line(name)
+        if line is None or not present(line.key) or not value:
+            return []
+        key = f"--{line.key}" if re.fullmatch(r"use[-_]gpu", line.key) else line.key
+        return words(f"{key}={value}", line)
+
+    def _unless_given(self, command: Line, name: str, value: str) -> list[str]:
+        emitted = self._emit(name, value)
+        return [] if emitted and f"{emitted[-1].partition('=')[0]}=" in command.value else emitted
+
+    def _use_gpu(self, number: int) -> str:
+        """Line 5 is aligned with gpu_list; a single value serves every entry."""
+        values = self.config.values("use_gpu", self.mode)
+        if len(values) not in (1, len(self.config.fleets())):
+            self.config.lines["use_gpu"].fail(
+                f"{len(values)} values for the {len(self.config.fleets())} entries of gpu_list: one for all, or one each"
+            )
+        return values[number if len(values) > 1 else 0]
+
+    def _required(self, name: str) -> str:
+        line = self.config.lines[name]
+        return present(line.value) or line.fail("is needed to find what training wrote")
+
+    def _inference_dir(self) -> str:
+        line = self.config.line("inference_dir")
+        return present(line.value) if line and line.key == "inference_dir" else ""
+
+    def _visible(self, fleet: Fleet) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": fleet.devices[0]} if fleet.devices and self.here.cards else {}
+
+    def _device_name(self, fleet: Fleet) -> str:
+        return "gpu" if fleet.devices and self.here.cards else "cpu"
+
+    # Commands
+
+    def _command(
+        self, stage: str, run: str, script: list[str], part: str = "", env: dict[str, str] | None = None, **more: Any
+    ) -> Command:
+        if not self.here.cards and not more.get("skip"):
+            script = _on_cpu(script)
+        name = f"{run}.{stage}{part}"
+        log = f"{self.plan.root}/logs/{re.sub(r'[^0-9A-Za-z_.,=+-]', '_', name)}.log"
+        values: dict[str, Any] = {"env": tuple((env or {}).items()), "limit": self.limit, **more}
+        return Command(name, stage, run, (*self.python, *script), log, **values)
+
+    def _add(self, command: Command) -> None:
+        self._note(command.note)
+        self.plan.commands.append(command)
+
+
+def _model_files(directory: str) -> tuple[str, ...]:
+    """What an exported model consists of, in whatever sub-folder: the weights and the graph of any Paddle version."""
+    return (f"{directory}/**/*.pdiparams", f"{directory}/**/*.pdmodel|{directory}/**/*.json")
+
+
+def _on_cpu(script: list[str]) -> list[str]:
+    """The device map: arguments that ask for a card ask for the CPU instead."""
+    mapped = []
+    for before, word in zip(["", *script], script):
+        key, equals, value = word.partition("=")
+        if not equals and before in ("--device", "--use-gpu", "--use_gpu"):
+            key, equals, value = before, "", word
+        plain = key.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
+        if plain == "device" and value.lower().startswith("gpu"):
+            value = "cpu"
+        elif plain == "use_gpu" and value.lower() in _YES:
+            value = "cpu" if value.lower() == "gpu" else "False"
+        mapped.append(f"{key}={value}" if equals else value if key is before and before else word)
+    return mapped

@@ -22,12 +22,12 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.9",
     packages=find_packages(include=["ppfleet", "ppfleet.*"]),
-    package_data={"ppfleet": ["py.typed"]},
-    install_requires=["numpy>=1.21", "safetensors>=0.4", "tqdm>=4.60"],
+    package_data={"ppfleet": ["py.typed", "tipc/page.css"]},
+    install_requires=["numpy>=1.21", "psutil>=5.9", "safetensors>=0.4", "tqdm>=4.60"],
     extras_require={
         "cpu": ["paddlepaddle>=3.0", *model],
         "gpu": ["paddlepaddle-gpu", *model],
-        "dev": ["pytest>=7", "ruff>=0.6", "mypy>=1.8", "scikit-learn>=1.0", "psutil>=5.9", "setuptools"],
+        "dev": ["pytest>=7", "pytest-xdist>=3", "ruff>=0.6", "mypy>=1.8", "scikit-learn>=1.0", "setuptools"],
     },
     classifiers=["Programming Language :: Python :: 3", "Operating System :: POSIX :: Linux"],
 )

@@ -1,10 +1,10 @@
-"""Certify a model repository from its TIPC text files: train, evaluate, export, infer, each with a status that can be red.
+"""Certify a model repository from its TIPC text files: train, evaluate, export, infer; a status that can be red.
 
 python -m ppfleet tipc run  test_tipc/configs/mobilenet_v3_small/train_infer_python.txt lite_train_lite_infer
 python -m ppfleet tipc plan <config> <mode>      the commands, without starting one
 python -m ppfleet tipc lint <config>             what is wrong with a file, and the likely fix
 
-Exit codes: 0 all well, 1 something failed (lint: found), 2 the file or the mode cannot be run, 128 + n ended by signal n.
+Exit codes: 0 all well, 1 something failed (lint: found), 2 the file or mode cannot be run, 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def options(arguments: list[str]) -> Namespace:
     add("--timeout", type=number(float, 1), metavar="SECONDS",
         help="limit for each command (default: 1 hour; whole_train: 30 days)")  # fmt: skip
     add("--wait", type=number(float, 1), default=600, metavar="SECONDS", help="how long to wait for the other nodes")
-    parser.switch("--inputs", "lint: also name the data, weights and scripts that are not there")
-    parser.switch("--json", "plan, lint: as JSON")
+    add("--inputs", action="store_true", help="plan: fail if data, weights or scripts are not there, and name them")
+    add("--json", action="store_true", help="plan, lint: as JSON")
     o = parser.parse_args(arguments)
     if not o.mode and o.what != "lint":
         parser.error(f"which mode? {', '.join(tipc.MODES)}")
@@ -83,6 +83,9 @@ def show(o: Namespace) -> int:
         made = plan.make(config, o.mode, here(o, config))
     except WorldError:  # a plan for other machines
         made = plan.make(config, o.mode, here(o, None))
+    lacking = plan.missing(made) if o.inputs else []
+    if lacking:
+        raise FleetError(f"{o.config}, {o.mode}:\n  " + "\n  ".join(lacking))
     if o.json:
         print(json.dumps([command.to_json() for command in made.commands], indent=1, ensure_ascii=False))
         return 0
@@ -95,7 +98,7 @@ def show(o: Namespace) -> int:
 
 
 def explain(o: Namespace) -> int:
-    findings = lint.lint(o.config, o.mode, o.inputs)
+    findings = lint.lint(o.config, o.mode)
     if o.json:
         print(json.dumps([vars(finding) for finding in findings], indent=1, ensure_ascii=False))
     else:
@@ -115,7 +118,6 @@ def here(o: Namespace, config: tipc.Config | None) -> plan.Here:
     return plan.Here(
         cards=o.device == "gpu" or (o.device == "auto" and has_cards()),
         address=address,
-        node=nodes.index(address) if nodes else 0,
         interface=hosts.interface_of(address) if address else "",
         start_port=int(port),
         output=o.output.rstrip("/"),

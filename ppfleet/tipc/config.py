@@ -164,7 +164,7 @@ def for_mode(line: Line, mode: str) -> str:
     """`mode=value|mode=value` picks by mode, a plain value serves every mode."""
     if not _by_mode(line):
         return present(line.value)
-    choices = dict((name.strip(), value.strip()) for name, _, value in (part.partition("=") for part in line.values()))
+    choices = {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in line.values())}
     if mode not in choices:
         line.fail(f"no value for {mode}, only for {', '.join(choices)}; add `|{mode}=…`")
     return present(choices[mode])
@@ -337,7 +337,7 @@ def check_anchors(lines: list[Line], form: str) -> None:
         if shift:
             what = f"{abs(shift)} line{'s are' if abs(shift) > 1 else ' is'} {'too many' if shift > 0 else 'missing'}"
             before = max(n for n in layout if n < number and layout[n].isupper())
-            hint = f"; it stands in line {elsewhere[0].source}: {what} between lines {lines[before - 1].source} and {line.source}"
+            hint = f"; it stands in line {elsewhere[0].source}: {what} after line {lines[before - 1].source}"
         line.fail(f"expected {wanted} here, as line {number} of the {form} form{hint}")
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import glob
 from dataclasses import dataclass
 from pathlib import Path
 
 from ppfleet.errors import ConfigError
 from ppfleet.tipc import config as tipc
 from ppfleet.tipc import plan
-from ppfleet.tipc.config import Config, Line, present
+from ppfleet.tipc.config import Config, Line
 
 # A warning is about what this runner gets over, and another may not.
 ERROR, WARNING = "error", "warning"
@@ -28,8 +27,8 @@ class Finding:
         return f"{f'line {self.line}: ' if self.line else ''}{self.level}: {self.text}"
 
 
-def lint(path: str | Path, mode: str = "", inputs: bool = False) -> list[Finding]:
-    """Everything worth saying about that file, for a mode if one is given; with `inputs`, also what it reads and lacks."""
+def lint(path: str | Path, mode: str = "") -> list[Finding]:
+    """Everything worth saying about that file, for a mode if one is given."""
     lines = tipc.read(path)
     findings = _bytes(Path(path).read_bytes())
     for check in (_spelling, _normal_train, _addresses):
@@ -39,8 +38,7 @@ def lint(path: str | Path, mode: str = "", inputs: bool = False) -> list[Finding
         config = tipc.parse(path)
         findings += _trainers(config)
         for wanted in [mode] if mode else _modes(config):
-            made = plan.make(config, wanted, plan.Here(trainers=tuple(config.trainers())))
-            findings += _inputs(made) if inputs else []
+            plan.make(config, wanted, plan.Here())
     except ConfigError as failure:
         found = _located(str(failure).removeprefix(f"{path}: "), lines)
         findings += [found] if (found.level, found.line) not in known else []
@@ -129,19 +127,6 @@ def _trainers(config: Config) -> list[Finding]:
             found.append(
                 Finding(WARNING, line.source, f"{name} is run only where --trainers says that the repository has it")
             )
-    return found
-
-
-def _inputs(made: plan.Plan) -> list[Finding]:
-    """What the commands of a plan read of the user's and do not find."""
-    found = []
-    for command in made.commands:
-        script = next((word for word in command.argv if word.endswith(".py")), "")
-        for path in filter(None, (*command.reads, script)):
-            if not (Path(path).exists() or glob.glob(f"{glob.escape(path)}*")):
-                line = next((li for li in made.config.lines.values() if path in li.value), None)
-                text = f"{path} is not there; {command.stage} needs it"
-                found.append(Finding(ERROR, line.source if line else 0, text))
     return found
 
 

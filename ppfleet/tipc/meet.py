@@ -47,10 +47,8 @@ class Meeting:
         now = time.monotonic()
         if now - self._said >= _SAY_EVERY:
             self._said = now
-            gone = self.patience - (deadline - now)
-            self.say(
-                f"waiting for {for_whom}: start the same command there ({gone:.0f} s so far, {self.patience:.0f} at most)"
-            )
+            so_far = f"{self.patience - (deadline - now):.0f} of at most {self.patience:.0f} s"
+            self.say(f"waiting for {for_whom}: start the same command there ({so_far})")
 
     def _join(self, what: str, deadline: float) -> str:
         missing = [self.nodes[0]]

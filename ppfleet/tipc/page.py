@@ -1,35 +1,12 @@
-"""The report as one HTML page without scripts, fonts or links to elsewhere: readable on a phone and without a network."""
+"""The report as one HTML page without scripts, fonts or links to elsewhere: for a phone, and without a network."""
 
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 from typing import Any
 
-_STYLE = """
-:root{--ink:#1b1f24;--soft:#5c6670;--line:#d7dde3;--card:#fff;--back:#f4f6f8;--ok:#1a7f4b;--failed:#c22f2f;--skipped:#7a7f87;--bar:#3b76c4}
-@media (prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa4ae;--line:#353c44;--card:#1d2228;--back:#14181c;--ok:#4fc287;--failed:#ff7b72;--skipped:#9aa0a8;--bar:#6ea3ea}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--back);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
-main{max-width:960px;margin:0 auto;padding:16px}
-h1{font-size:1.35rem;margin:.2em 0}h2{font-size:1.1rem;margin:1.6em 0 .5em}h3{font-size:1rem;margin:1em 0 .4em;overflow-wrap:anywhere}
-p{margin:.3em 0}.soft{color:var(--soft)}
-.pill{display:inline-block;border-radius:1em;padding:0 .7em;font-size:.85rem;font-weight:600;color:var(--card);background:var(--skipped);white-space:nowrap}
-.pill.ok{background:var(--ok)}.pill.failed{background:var(--failed)}
-.note{border-left:4px solid var(--bar);padding:.3em .8em;background:var(--card);margin:.5em 0}
-.chain{display:flex;align-items:stretch;gap:28px;margin:.5em 0 1em}
-.stage{position:relative;flex:1 1 0;min-width:0;display:flex;flex-direction:column;gap:6px;justify-content:center}
-.stage+.stage::before{content:"\\2192";position:absolute;left:-23px;top:50%;transform:translateY(-50%);color:var(--soft);font-size:18px}
-.box{display:block;border:1px solid var(--line);border-left:5px solid var(--skipped);border-radius:6px;background:var(--card);padding:.35em .6em;color:inherit;text-decoration:none;font-size:.85rem;overflow-wrap:anywhere}
-.box.ok{border-left-color:var(--ok)}.box.failed{border-left-color:var(--failed)}
-.box b{display:block}
-details{border:1px solid var(--line);border-radius:6px;background:var(--card);margin:.4em 0;padding:.4em .7em}
-summary{cursor:pointer;overflow-wrap:anywhere}summary .time{float:right;color:var(--soft);font-size:.85rem;margin-left:.6em}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--back);border-radius:4px;padding:.6em;font:12.5px/1.45 ui-monospace,monospace;margin:.5em 0}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;background:var(--card)}
-th,td{border:1px solid var(--line);padding:.25em .6em;text-align:right;white-space:nowrap}th:first-child,td:first-child{text-align:left;white-space:normal;min-width:9em}
-svg{width:100%;max-width:640px;height:auto;display:block;margin:.6em 0}svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg rect{fill:var(--bar)}
-@media (max-width:620px){.chain{flex-direction:column;gap:24px}.stage+.stage::before{content:"\\2193";left:50%;top:-25px;transform:translateX(-50%)}.stage{flex:none}}
-"""
+_STYLE = Path(__file__).with_name("page.css")
 _WORDS = {"ok": "passed", "failed": "failed", "skipped": "skipped"}
 _COLUMNS = {
     "preprocess_ms": "preprocess ms",
@@ -55,12 +32,12 @@ def html(facts: dict[str, Any]) -> str:
         _benchmarks(commands),
         "<h2>Commands</h2>",
         *map(_command, commands),
-        f'<p class="soft">{escape(facts["config"])}; Python {escape(facts["python"])}, ppfleet {escape(facts["ppfleet"])}</p>',
+        f'<p class="soft">{escape(facts["config"])}; Python {facts["python"]}, ppfleet {facts["ppfleet"]}</p>',
     ]
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body><main>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head>\n<body><main>\n"
         + "\n".join(filter(None, body))
         + "\n</main></body></html>\n"
     )
@@ -112,10 +89,10 @@ def _nodes(facts: dict[str, Any]) -> str:
             f"{_pill(c['status'])} {escape(c['id'])}{': ' + escape(c['reason']) if c['reason'] else ''}"
             for c in other["commands"]
         )
-        rows.append(
-            f"<tr><td>{escape(name)}<br>{escape(other['node']['host'])}</td><td style='text-align:left'>{lines}</td></tr>"
-        )
-    return f'<h2>Other nodes</h2><div class="scroll"><table><tr><th>node</th><th>results</th></tr>{"".join(rows)}</table></div>'
+        who = f"{escape(name)}<br>{escape(other['node']['host'])}"
+        rows.append(f'<tr><td>{who}</td><td class="text">{lines}</td></tr>')
+    table = f"<table><tr><th>node</th><th>results</th></tr>{''.join(rows)}</table>"
+    return f'<h2>Other nodes</h2><div class="scroll">{table}</div>'
 
 
 def _chain(run: str, commands: list[dict[str, Any]]) -> str:
@@ -189,7 +166,7 @@ def _plot(measured: list[dict[str, Any]], key: str, title: str) -> str:
         shown = name if len(name) <= 52 else f"…{name[-51:]}"
         drawn.append(
             f'<text x="0" y="{top + 9}" style="font-size:10.5px">{escape(shown)}</text>'
-            f'<rect x="0" y="{top + 13}" width="{long:.1f}" height="13" rx="2"><title>{escape(name)}: {value:g}</title></rect>'
+            f'<rect x="0" y="{top + 13}" width="{long:.1f}" height="13" rx="2"><title>{escape(name)}</title></rect>'
             f'<text x="{long + 5:.1f}" y="{top + 24}">{_figure(value)}</text>'
         )
     height = 22 + len(bars) * row

@@ -1,17 +1,19 @@
-"""From a Config and a mode to the commands of the chain, as argument lists with their needs and logs. Pure: nothing is
-started, nothing is looked up.
+"""From a Config and a mode to the commands of the chain, as argument lists with their needs and logs. Nothing is
+started here, and nothing looked up but, on demand, what is missing.
 
 For each entry of gpu_list, for each trainer: train -> eval, train -> export -> infer (each device x batch size x ...).
 """
 
 from __future__ import annotations
 
+import glob
 import itertools
 import re
 import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ppfleet.errors import ConfigError
@@ -28,9 +30,8 @@ class Here:
     """What the plan must know of the machine it is for."""
 
     cards: bool = True
-    node: int = 0  # this machine's place in the list of nodes
-    address: str = ""  # this machine's own in that list, and the network interface that has it
-    interface: str = ""
+    address: str = ""  # this machine's own among the nodes that the file lists; empty: the first of them
+    interface: str = ""  # the network interface that has it
     start_port: int = 0
     output: str = OUTPUT
     trainers: tuple[str, ...] = TRAINERS
@@ -46,11 +47,12 @@ class Command:
     log: str
     needs: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    makes: tuple[str, ...] = ()  # patterns, each of which must match a new file afterwards
+    makes: tuple[
+        tuple[str, str], ...
+    ] = ()  # (directory, patterns by `|`), each of which must have a new file afterwards
     reads: tuple[str, ...] = ()  # files and directories of the user's that must be there
-    clears: str = ""  # its own output directory, removed first: what an earlier run left must not count
     shows: str = ""  # what its log must hold: "benchmark" or "ips"
-    nodes: tuple[str, ...] = ()  # who takes part; empty: this machine alone
+    nodes: tuple[str, ...] = ()  # who takes part, trainer 0's first; empty: this machine alone
     device: str = "cpu"
     batch_size: str = ""
     note: str = ""  # what the device map changed
@@ -66,7 +68,7 @@ class Command:
 
     def to_json(self) -> dict[str, Any]:
         shown = {name: getattr(self, name) for name in ("id", "stage", "run", "log", "note", "skip", "refused")}
-        lists = {name: list(getattr(self, name)) for name in ("argv", "needs", "makes", "reads", "nodes")}
+        lists = {name: list(getattr(self, name)) for name in ("argv", "needs", "reads", "nodes")}
         return {**shown, **lists, "env": dict(self.env)}
 
 
@@ -93,6 +95,20 @@ def make(config: Config, mode: str, here: Here) -> Plan:
     if not planner.plan.commands:
         raise ConfigError(f"{config.path}: nothing to do in {mode}: every command is null")
     return planner.plan
+
+
+def missing(made: Plan) -> list[str]:
+    """What the commands read of the user's, data, weights and scripts, and would not find."""
+    found: dict[str, None] = {}
+    for command in made.commands:
+        if command.skip or command.refused:
+            continue
+        script = next((word for word in command.argv if word.endswith(".py")), "")
+        for path in map(Path, filter(None, (*command.reads, script))):
+            if not path.exists() and not [*path.parent.glob(f"{glob.escape(path.name)}*")]:
+                where = next((f" (line {li.source})" for li in made.config.lines.values() if str(path) in li.value), "")
+                found[f"{path} is not there; {command.stage} needs it{where}"] = None
+    return list(found)
 
 
 def interpreter(line: Line) -> tuple[list[str], str]:
@@ -150,8 +166,8 @@ class _Planner:
         weights = f"{directory}/{self._required('train_model_name')}"
         epochs, batch_size = self.config.value("epochs", self.mode), self.config.value("batch_size", self.mode)
         train = self._train(number, fleet, trainer, autocast, run, epochs, batch_size)
-        self._add(replace(train, makes=(f"{weights}*",)))
-        away = f"the model is on {fleet.nodes[0]}" if fleet.nodes and self.here.node else ""
+        self._add(replace(train, makes=_weight_files(weights)))
+        away = train.skip or (f"the model is on {fleet.nodes[0]}" if self._node(fleet) else "")
         first = replace(fleet, nodes=(), devices=fleet.devices[:1])
         self._eval(number, first, run, weights, train.id, away)
         exported = self._export(first, trainer, run, weights, directory, train.id, away)
@@ -190,7 +206,7 @@ class _Planner:
             note += "; mixed precision needs a card, so this computes in float32"
         return self._command(
             "train", run, [*launch, *script], batch_size=batch_size, note=note, env=env, nodes=fleet.nodes,
-            reads=tuple(filter(None, (data, weights))), clears=directory, device=self._device_name(fleet),
+            reads=tuple(filter(None, (data, weights))), device=self._device_name(fleet), skip=self._elsewhere(fleet),
             refused="" if trainer in self.here.trainers else
             f"{trainer} is not among the trainers of this repository ({', '.join(self.here.trainers)}); "
             f"if it has that one, say so with --trainers",
@@ -218,8 +234,19 @@ class _Planner:
             env["PADDLE_DISTRI_BACKEND"] = "gloo"
             if fleet.devices:
                 env["CUDA_VISIBLE_DEVICES"] = fleet.text  # by which a CPU build counts its processes
-        name = f"launch_node_{self.here.node}" if fleet.nodes else "launch"
+        name = f"launch_node_{self._node(fleet)}" if fleet.nodes else "launch"
         return [*launch, f"--log_dir={self.plan.root}/logs/{run}.{name}"], dict(sorted(env.items())), note
+
+    def _node(self, fleet: Fleet) -> int:
+        """This machine's place in that list of nodes."""
+        return fleet.nodes.index(self.here.address) if self.here.address in fleet.nodes else 0
+
+    def _elsewhere(self, fleet: Fleet) -> str:
+        """Why this node has no part in a run: one machine's run is made once, on the first node of the file."""
+        first = next((other.nodes[0] for other in self.config.fleets() if other.nodes), self.here.address)
+        if not self.here.address or self.here.address in (fleet.nodes or (first,)):
+            return ""
+        return f"this run is made on {', '.join(fleet.nodes or (first,))}"
 
     def _mapped(self, fleet: Fleet) -> str:
         count = len(fleet.devices)
@@ -304,7 +331,7 @@ class _Planner:
                     *self._emit("save_inference_dir", target),
                 ]
                 command = self._command("export", run, script, makes=_model_files(target), reads=(model,))
-                self._add(replace(command, clears="" if given else target))
+                self._add(command)
                 needs, directory = (command.id,), f"{target}/{self._inference_dir()}".rstrip("/")
             images = self.config.value("image_dir", self.mode)
             for command in self._infers(run, directory, images, quantised):
@@ -376,7 +403,7 @@ class _Planner:
             run = self._run_name(fleet, trainer, autocast, f"_{precision}_bs{batch_size}")
             command = self._train(number, fleet, trainer, autocast, run, tail["epoch"].value, batch_size)
             # The log of the launcher shows its node's first rank; the figures are in trainer 0's.
-            self._add(replace(command, shows="" if fleet.nodes and self.here.node else "ips"))
+            self._add(replace(command, shows="" if self._node(fleet) else "ips"))
 
     # Arguments
 
@@ -397,7 +424,7 @@ class _Planner:
         values = self.config.values("use_gpu", self.mode)
         if len(values) not in (1, len(self.config.fleets())):
             self.config.lines["use_gpu"].fail(
-                f"{len(values)} values for the {len(self.config.fleets())} entries of gpu_list: one for all, or one each"
+                f"{len(values)} values for {len(self.config.fleets())} entries of gpu_list: one for all, or one each"
             )
         return values[number if len(values) > 1 else 0]
 
@@ -432,9 +459,15 @@ class _Planner:
         self.plan.commands.append(command)
 
 
-def _model_files(directory: str) -> tuple[str, ...]:
+def _weight_files(path: str) -> tuple[tuple[str, str], ...]:
+    """The name may lack its ending: `latest` stands for latest.pdparams and what else is beside it."""
+    directory, _, name = path.rpartition("/")
+    return ((directory, f"{glob.escape(name)}*"),)
+
+
+def _model_files(directory: str) -> tuple[tuple[str, str], ...]:
     """What an exported model consists of, in whatever sub-folder: the weights and the graph of any Paddle version."""
-    return (f"{directory}/**/*.pdiparams", f"{directory}/**/*.pdmodel|{directory}/**/*.json")
+    return ((directory, "**/*.pdiparams"), (directory, "**/*.pdmodel|**/*.json"))
 
 
 def _on_cpu(script: list[str]) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from ppfleet.files import json_bytes, replace_file, write as write_bytes
+from ppfleet.files import json_bytes, replace_file
+from ppfleet.files import write as write_bytes
 from ppfleet.tipc import page
 
 if TYPE_CHECKING:
@@ -90,4 +91,4 @@ def junit(facts: dict[str, Any]) -> bytes:
                 ElementTree.SubElement(case, kind, message=_NO_XML.sub("?", command["reason"]))
             output = "\n".join(filter(None, (command["command"], command["note"], command["tail"])))
             ElementTree.SubElement(case, "system-out").text = _NO_XML.sub("?", output)
-    return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return bytes(ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True))

@@ -1,8 +1,7 @@
-"""Runs a plan: one process tree and one log for each command, time limits, live output, and a status that can be red."""
+"""Runs a plan: one process tree, one log and one limit for each command, live output, a status that can be red."""
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import platform
@@ -28,11 +27,13 @@ OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 DEFAULT_PORT = 6070  # Paddle's launcher's; the nodes meet one below
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 # What an earlier launch may have left in the environment, and what overrides the launcher's own flags.
-_FOREIGN = (
-    "PADDLE_TRAINER_ID PADDLE_TRAINERS_NUM PADDLE_TRAINER_ENDPOINTS PADDLE_CURRENT_ENDPOINT PADDLE_LOCAL_RANK "
-    "PADDLE_LOCAL_SIZE PADDLE_NNODES PADDLE_MASTER PADDLE_IPS PADDLE_RANK_IN_NODE PADDLE_GLOBAL_SIZE "
-    "PADDLE_GLOBAL_RANK PADDLE_NODES FLAGS_selected_gpus CUDA_VISIBLE_DEVICES"
-).split()
+_FOREIGN = frozenset(
+    f"PADDLE_{name}"
+    for name in (
+        *("TRAINER_ID", "TRAINERS_NUM", "TRAINER_ENDPOINTS", "CURRENT_ENDPOINT", "MASTER", "NNODES", "IPS", "NODES"),
+        *("LOCAL_RANK", "LOCAL_SIZE", "GLOBAL_RANK", "GLOBAL_SIZE", "RANK_IN_NODE", "START_PORT"),
+    )
+)
 
 
 @dataclass
@@ -56,10 +57,14 @@ class Stopped(BaseException):
 class Runner:
     def __init__(self, plan: Plan, patience: float) -> None:
         self.plan, self.patience = plan, patience
-        self.root = Path(plan.root)
+        self.root = self.directory = Path(plan.root)
         self.results: list[Result] = []
         self.started = time.time()
+        self.nodes = max((command.nodes for command in plan.commands), key=len, default=())
+        self.node = self.nodes.index(plan.here.address) if plan.here.address in self.nodes else 0
+        self.absent = ""  # why the nodes did not meet
         self.token = ""
+        self.others: dict[str, Any] = {}
         self._meetings: dict[tuple[str, ...], Meeting] = {}
 
     def run(self) -> int:
@@ -67,14 +72,17 @@ class Runner:
         stopped = 0
         with _signals():
             try:
-                self._set_up()
+                self._meet()
                 for number, command in enumerate(self.plan.commands, 1):
                     self._show(f"[{number}/{len(self.plan.commands)}] {command.id}")
                     self._finish(self._one(command))
+                if self.node == 0 and self.token:
+                    self._gather()
             except Stopped as stop:
                 stopped = stop.number
+                if not (self.directory / report.STATUS).exists():  # still waiting for the other nodes
+                    return 128 + stopped
                 self._stopped(signal.Signals(stopped).name)
-        self._gather()
         self.write(finished=not stopped)
         failed = [result for result in self.results if result.status == FAILED]
         counted = ", ".join(f"{sum(r.status == s for r in self.results)} {s}" for s in (OK, FAILED, SKIPPED))
@@ -85,34 +93,24 @@ class Runner:
 
     # The directory
 
-    @property
-    def directory(self) -> Path:
-        """Where this node's results go: the root, or a folder in it where another node has the root."""
-        return self.root / f"node_{self.plan.here.node}" if self.shared else self.root
-
-    shared = False
-
-    def _set_up(self) -> None:
-        """Put the last run's directory aside and begin a fresh one; nodes that share it leave that to the first."""
-        nodes = next((command.nodes for command in self.plan.commands if command.nodes), ())
-        try:
-            if len(nodes) > 1:
-                self.token = self._meeting(nodes).gather("the start", self._begin)
-                self.shared = bool(self.plan.here.node) and self._mark(self.token).exists()
-                if self.plan.here.node and not self.shared:
-                    self._begin(self.token)
-            else:
-                self._begin("alone")
-        except CommError:
-            if self.plan.here.node:
-                raise  # not even known whose directory this is
-            self._begin("alone")
-            raise
-        finally:
-            if self.shared:
-                self._move_logs()
+    def _meet(self) -> None:
+        """Begin a fresh directory. Several nodes meet first, since they may share it: then the first begins it, and
+        the others have a folder of their own in it."""
+        if len(self.nodes) < 2:
+            self._begin("")
+        else:
+            try:
+                self.token = self._meeting(self.nodes).gather("the start", self._begin)
+            except CommError as failure:
+                self.absent = str(failure)
+            if self.node and (self.absent or self._mark(self.token).exists()):
+                self.directory = self.root / f"node_{self.node}"
+                shutil.rmtree(self.directory, ignore_errors=True)
+                self._own_logs()
+            elif self.node or self.absent:
+                self._begin(self.token)
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
-        self._log = (self.directory / report.STATUS).open("w", encoding="utf-8")
+        (self.directory / report.STATUS).write_text("", encoding="utf-8")
         for note in self.plan.notes:
             self._say(f"note: {note}")
 
@@ -126,11 +124,10 @@ class Runner:
         self._mark(token).touch()
 
     def _mark(self, token: str) -> Path:
-        return self.root / f".run-{token}"
+        return self.root / f".run-{token or 'alone'}"
 
-    def _move_logs(self) -> None:
-        """On a shared directory each node has its own logs."""
-        before, after = f"{self.plan.root}/logs/", f"{self.plan.root}/node_{self.plan.here.node}/logs/"
+    def _own_logs(self) -> None:
+        before, after = f"{self.plan.root}/logs/", f"{self.directory}/logs/"
         self.plan.commands = [
             replace(
                 command,
@@ -145,7 +142,9 @@ class Runner:
             text = self.plan.config.path.read_bytes() + f"{self.plan.mode} {ppfleet.__version__}".encode()
             port = (self.plan.here.start_port or DEFAULT_PORT) - 1
             digest = hashlib.sha256(text).hexdigest()
-            self._meetings[nodes] = Meeting(nodes, self.plan.here.node, port, digest, self.patience, self._show)
+            self._meetings[nodes] = Meeting(
+                nodes, nodes.index(self.plan.here.address), port, digest, self.patience, self._show
+            )
         return self._meetings[nodes]
 
     # One command
@@ -159,11 +158,13 @@ class Runner:
             return Result(command, SKIPPED, command.skip)
         if command.refused:
             return Result(command, FAILED, f"refused: {command.refused}")
-        try:
-            if len(command.nodes) > 1:
+        if len(command.nodes) > 1:
+            try:
+                if self.absent:
+                    raise CommError(self.absent)
                 self._meeting(command.nodes).gather(command.id)
-        except CommError as failure:
-            return Result(command, FAILED, str(failure))
+            except CommError as failure:
+                return Result(command, FAILED, str(failure))
         return self._start(command)
 
     def _start(self, command: Command) -> Result:
@@ -187,6 +188,8 @@ class Runner:
     def _execute(self, command: Command, log: Path) -> tuple[int, bool]:
         """Start it, copy its log to the terminal as it grows, stop it at its limit: exit code, whether it was late."""
         env = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+        if not env.get("CUDA_VISIBLE_DEVICES"):
+            env.pop("CUDA_VISIBLE_DEVICES", None)  # an empty one makes Paddle's launcher fail
         env.update(dict(command.env), PYTHONUNBUFFERED="1")
         watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *command.argv]
         late = False
@@ -226,11 +229,12 @@ class Runner:
                 return f"ended by {signal.Signals(code - 128).name}"
         if code:
             return f"exit code {code}"
-        if command.nodes and self.plan.here.node:
+        if command.nodes and command.nodes[0] != self.plan.here.address:
             return ""  # what it makes is on the first node
-        for patterns in command.makes:
-            if not any(_is_new(found, began) for p in patterns.split("|") for found in glob.glob(p, recursive=True)):
-                return f"exit code 0, but it wrote no {' or '.join(patterns.split('|'))}"
+        for directory, patterns in command.makes:
+            found = (path for pattern in patterns.split("|") for path in Path(directory).glob(pattern))
+            if not any(_is_new(path, began) for path in found):
+                return f"exit code 0, but it wrote no {patterns.replace('|', ' or ')} in {directory}"
         if command.shows and figures.found(command.shows, text) is None:
             return f"exit code 0, but {figures.MISSING[command.shows]}"
         return ""
@@ -261,8 +265,6 @@ class Runner:
     def _stopped(self, name: str) -> None:
         done = {result.command.id for result in self.results}
         left = [command for command in self.plan.commands if command.id not in done]
-        if not hasattr(self, "_log"):
-            raise Stopped(signal.Signals[name])
         for number, command in enumerate(left):
             if number == 0 and Path(command.log).exists():
                 tail = report.end_of(Path(command.log).read_text(errors="replace"))
@@ -272,8 +274,8 @@ class Runner:
 
     def _say(self, text: str, colour: int = 0) -> None:
         """To the terminal, and to the status log, there without colour."""
-        self._log.write(f"{text}\n")
-        self._log.flush()
+        with (self.directory / report.STATUS).open("a", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(f"{text}\n")
         self._show(text, colour)
 
     @staticmethod
@@ -281,12 +283,8 @@ class Runner:
         print(f"\033[{colour}m{text}\033[0m" if colour and sys.stdout.isatty() else text, flush=True)
 
     def _gather(self) -> None:
-        """On the first node: wait a little for what the others write into a directory that all share."""
-        self.others: dict[str, Any] = {}
-        nodes = max((command.nodes for command in self.plan.commands), key=len, default=())
-        if len(nodes) < 2 or self.plan.here.node:
-            return
-        for number, name in enumerate(nodes[1:], 1):
+        """What the other nodes wrote into a directory that all share."""
+        for number, name in enumerate(self.nodes[1:], 1):
             self.others[name] = report.of_node(self.root / f"node_{number}", self.token)
 
     def write(self, finished: bool) -> None:
@@ -299,21 +297,21 @@ class Runner:
             "finished": finished,
             "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started)),
             "seconds": round(time.time() - self.started, 1),
-            "node": {"number": here.node, "address": here.address, "host": platform.node()},
+            "node": {"number": self.node, "address": here.address, "host": platform.node()},
             "token": self.token,
             "notes": self.plan.notes,
             "python": platform.python_version(),
             "ppfleet": ppfleet.__version__,
             "commands": [report.entry(result, self.directory) for result in self.results],
             "planned": len(self.plan.commands),
-            "nodes": getattr(self, "others", {}),
+            "nodes": self.others,
         }
         report.write(self.directory, facts)
 
 
-def _is_new(path: str, began: float) -> bool:
+def _is_new(path: Path, began: float) -> bool:
     with suppress(OSError):
-        return os.stat(path).st_mtime >= began - 2  # file systems round
+        return path.stat().st_mtime >= began - 2  # file systems round
     return False
 
 

@@ -266,8 +266,8 @@ def find_form(lines: list[Line]) -> str:
 
 def misplaced(lines: list[Line], trainer: Line) -> str:
     """Why `trainer:` is in neither of its places: which line is missing or too many before it."""
-    # The long form has an autocast line before the epochs; the short form names epochs in line 6.
-    form = min(TRAINER_AT, key=lambda at: (_differences(lines, TRAINER_AT[at]), abs(at - trainer.number)))
+    long = {line.key for line in lines} & {"train_infer_img_dir", "pact_train", "infer_quant"}
+    form = next(at for at, name in TRAINER_AT.items() if name == (LONG if long else SHORT))
     shift = trainer.number - form
     said = (
         f"`trainer:` is line {trainer.source}, counted {trainer.number}; the {TRAINER_AT[form]} form has it in {form}"
@@ -275,15 +275,6 @@ def misplaced(lines: list[Line], trainer: Line) -> str:
     suspect = _first_shifted(lines, TRAINER_AT[form], trainer.number)
     what = f"{abs(shift)} line{'s are' if abs(shift) > 1 else ' is'} {'too many' if shift > 0 else 'missing'} above"
     return f"{said}: {what}{suspect}, so that every line after has another meaning"
-
-
-def _differences(lines: list[Line], form: str) -> int:
-    """How badly the lines before the trainer fit a form, by what their keys say."""
-    return sum(
-        1
-        for number, name in LAYOUTS[form].items()
-        if number < 13 and number <= len(lines) and not fits(lines[number - 1], name)
-    )
 
 
 _LOOKS = {

@@ -36,11 +36,12 @@ class Meeting:
 
     def gather(self, what: str, prepare: Callable[[str], None] = lambda token: None) -> str:
         """Wait until every node is at `what`; a token that is the same on all. The first node calls `prepare` with it
-        before the others go on. A CommError names who did not come."""
-        self._said = time.monotonic()
+        before the others go on, and with nothing before they learn that it failed. A CommError names who did not come.
+        """
+        self._said = time.monotonic() - _SAY_EVERY + 2  # the first time soon
         deadline = time.monotonic() + self.patience
         if self.node == 0:
-            return _Host(self, what, deadline).gather(prepare)
+            return _Host(self, what, deadline, prepare).gather()
         return self._join(what, deadline)
 
     def waiting(self, for_whom: str, deadline: float) -> None:
@@ -79,13 +80,13 @@ class Meeting:
 class _Host:
     """The first node's side: collects the others, tells them who is missing, then lets all go."""
 
-    def __init__(self, meeting: Meeting, what: str, deadline: float) -> None:
-        self.meeting, self.what, self.deadline = meeting, what, deadline
+    def __init__(self, meeting: Meeting, what: str, deadline: float, prepare: Callable[[str], None]) -> None:
+        self.meeting, self.what, self.deadline, self.prepare = meeting, what, deadline, prepare
         self.present: dict[int, socket.socket] = {}
         self.unheard: set[socket.socket] = set()
         self.ready = selectors.DefaultSelector()
 
-    def gather(self, prepare: Callable[[str], None]) -> str:
+    def gather(self) -> str:
         meeting = self.meeting
         with self._listen() as listener, self.ready as ready:
             ready.register(listener, selectors.EVENT_READ)
@@ -108,7 +109,7 @@ class _Host:
                         self._tell({"missing": missing})
                     meeting.waiting(", ".join(missing), self.deadline)
                 token = secrets.token_hex(8)
-                prepare(token)
+                self.prepare(token)
                 self._tell({"token": token})
                 return token
             finally:
@@ -174,6 +175,7 @@ class _Host:
                 peer.setblocking(False)
 
     def _fail(self, text: str) -> None:
+        self.prepare("")
         self._tell({"error": text})
         raise CommError(text)
 

@@ -76,23 +76,16 @@ def _head(title: str, facts: dict[str, Any]) -> str:
 
 
 def _nodes(facts: dict[str, Any]) -> str:
-    if not facts["nodes"]:
-        return ""
-    rows = []
+    parts = []
     for name, other in facts["nodes"].items():
+        host = f" ({other['node']['host']})" if other else ""
+        parts.append(f"<h3>{escape(name + host)}</h3>")
         if other is None:
-            rows.append(
-                f"<tr><td>{escape(name)}</td><td>its results are on that machine, or did not come in time</td></tr>"
-            )
-            continue
-        lines = "<br>".join(
-            f"{_pill(c['status'])} {escape(c['id'])}{': ' + escape(c['reason']) if c['reason'] else ''}"
-            for c in other["commands"]
-        )
-        who = f"{escape(name)}<br>{escape(other['node']['host'])}"
-        rows.append(f'<tr><td>{who}</td><td class="text">{lines}</td></tr>')
-    table = f"<table><tr><th>node</th><th>results</th></tr>{''.join(rows)}</table>"
-    return f'<h2>Other nodes</h2><div class="scroll">{table}</div>'
+            parts.append("<p>its results are on that machine, or did not come in time</p>")
+        for command in other["commands"] if other else []:
+            why = f": {command['reason']}" if command["reason"] else ""
+            parts.append(f"<p>{_pill(command['status'])} {escape(command['id'] + why)}</p>")
+    return f"<h2>Other nodes</h2>{''.join(parts)}" if parts else ""
 
 
 def _chain(run: str, commands: list[dict[str, Any]]) -> str:
@@ -125,7 +118,7 @@ def _command(command: dict[str, Any]) -> str:
         else "",
         f"<pre>{escape(command['tail'])}</pre>" if command["tail"] else "",
     ]
-    took = f'<span class="time">{_time(command["seconds"])}</span>' if command["log"] else ""
+    took = f' <span class="soft">{_time(command["seconds"])}</span>' if command["log"] else ""
     return (
         f'<details id="{escape(command["id"])}"{opened}><summary>{_pill(command["status"])} '
         f"{escape(command['id'])}{took}</summary>{''.join(parts)}</details>"

@@ -249,9 +249,11 @@ class _Planner:
         return f"this run is made on {', '.join(fleet.nodes or (first,))}"
 
     def _mapped(self, fleet: Fleet) -> str:
-        count = len(fleet.devices)
-        return f"no card here: gpus {fleet.text} are {count} CPU process{'es' if count > 1 else ''}" + (
-            " a node" if fleet.nodes else ""
+        count, each = len(fleet.devices), " a node" if fleet.nodes else ""
+        return (
+            f"no card here: gpus {fleet.text} are {count} CPU processes{each}"
+            if count > 1
+            else (f"no card here: gpu {fleet.text} is a CPU process{each}")
         )
 
     def _trainer_command(self, trainer: str) -> list[str]:
@@ -291,7 +293,7 @@ class _Planner:
     def _export(self, fleet: Fleet, trainer: str, run: str, weights: str, directory: str, needs: str, away: str) -> str:
         """Adds the export of what that trainer made; its id, or nothing where the file has none."""
         of = {"pact_train": "pact", "fpgm_train": "fpgm", "distill_train": "distill"}
-        name = f"{of.get(trainer, 'norm')}_export"
+        name = f"{of.get(trainer, 'norm')}_export" if self.config.form == LONG else "norm_export"
         for spare in "12":
             line = self.config.line(f"trainer{spare}")
             if line and line.key == trainer and trainer != "to_static_train":
@@ -346,14 +348,8 @@ class _Planner:
             if device and device.lower() not in (*_YES, *_NO):
                 self.config.lines["infer_use_gpu"].fail(f"{device!r} is neither True (gpu) nor False (cpu)")
         for device in devices:
-            card = device.lower() in _YES
-            on_cpu = not self.here.cards and card
-            also_cpu = any(other.lower() in _NO for other in devices)
-            skip = "no card here, and the CPU is in the list anyway" if on_cpu and also_cpu else ""
-            note = "no card here: inference on the CPU" if on_cpu and not skip else ""
-            cells = self._cells(card and (self.here.cards or bool(skip)), quantised)
-            for label, batch_size, arguments in cells:
-                name = "gpu" if card and (self.here.cards or skip) else "cpu"
+            name = "gpu" if device.lower() in _YES else "cpu"
+            for label, batch_size, special, arguments in self._cells(name == "gpu", quantised):
                 script = [
                     *words(line.value, line),
                     *self._emit("infer_use_gpu", device),
@@ -365,11 +361,16 @@ class _Planner:
                     *self._emit("infer_spare", self.config.value("infer_spare", self.mode)),
                 ]
                 shows = "benchmark" if self.config.value("benchmark", self.mode).lower() in _YES else ""
-                yield self._command("infer", run, script, part=f"_{name}{label}", device=name, batch_size=batch_size,
-                                    skip=skip, note=note, shows=shows, reads=(images,) if images else ())  # fmt: skip
+                mapped = name == "gpu" and not self.here.cards
+                shown = f"{name}_on_cpu" if mapped and not special else name  # never a card's figure without a card
+                yield self._command(
+                    "infer", run, script, part=f"_{shown}{label}", device=name if self.here.cards else "cpu",
+                    batch_size=batch_size, shows=shows, reads=(images,) if images else (),
+                    skip=f"no card here, and {special} needs one" if mapped and special else "",
+                )  # fmt: skip
 
-    def _cells(self, card: bool, quantised: bool) -> Iterator[tuple[str, str, list[str]]]:
-        """(name, batch size, further arguments) of each combination that makes sense on that kind of device."""
+    def _cells(self, card: bool, quantised: bool) -> Iterator[tuple[str, str, str, list[str]]]:
+        """(name, batch size, what only a card has, further arguments) of each combination that makes sense."""
         names = ("tensorrt",) if card else ("mkldnn", "cpu_threads")
         loops = [self.config.values(name, self.mode) for name in (*names, "infer_batch_size", "precision")]
         shown = {"tensorrt": "usetrt", "mkldnn": "usemkldnn", "cpu_threads": "threads"}
@@ -385,7 +386,8 @@ class _Planner:
             label += f"_precision_{precision}" if precision else ""
             arguments = [word for name, value in chosen for word in self._emit(name, value)]
             arguments += self._emit("precision", precision)
-            yield f"{label}_batchsize_{batch_size}" if batch_size else label, batch_size, arguments
+            special = "TensorRT" if card and options[0].lower() == "true" else "fp16" if half else ""
+            yield f"{label}_batchsize_{batch_size}" if batch_size else label, batch_size, special, arguments
 
     def _benchmark(self, number: int, fleet: Fleet, trainer: str) -> None:
         tail = self.config.tails.get(TRAIN_BENCHMARK)
@@ -448,7 +450,9 @@ class _Planner:
         self, stage: str, run: str, script: list[str], part: str = "", env: dict[str, str] | None = None, **more: Any
     ) -> Command:
         if not self.here.cards and not more.get("skip"):
-            script = _on_cpu(script)
+            mapped = _on_cpu(script)
+            more["note"] = more.get("note") or ("no card here: runs on the CPU" if mapped != script else "")
+            script = mapped
         name = f"{run}.{stage}{part}"
         log = f"{self.plan.root}/logs/{re.sub(r'[^0-9A-Za-z_.,=+-]', '_', name)}.log"
         values: dict[str, Any] = {"env": tuple((env or {}).items()), "limit": self.limit, **more}

@@ -65,6 +65,7 @@ class Runner:
         self.absent = ""  # why the nodes did not meet
         self.token = ""
         self.others: dict[str, Any] = {}
+        self._begun = False
         self._meetings: dict[tuple[str, ...], Meeting] = {}
 
     def run(self) -> int:
@@ -107,7 +108,7 @@ class Runner:
                 self.directory = self.root / f"node_{self.node}"
                 shutil.rmtree(self.directory, ignore_errors=True)
                 self._own_logs()
-            elif self.node or self.absent:
+            elif not self._begun:
                 self._begin(self.token)
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         (self.directory / report.STATUS).write_text("", encoding="utf-8")
@@ -115,16 +116,18 @@ class Runner:
             self._say(f"note: {note}")
 
     def _begin(self, token: str) -> None:
+        self._begun = True
         if self.root.exists():
             before = self.root.with_name(f"{self.root.name}.previous")
             shutil.rmtree(before, ignore_errors=True)
             self.root.rename(before)
             self._show(f"the last run's results are now in {before}")
         self.root.mkdir(parents=True)
-        self._mark(token).touch()
+        if token:
+            self._mark(token).touch()
 
     def _mark(self, token: str) -> Path:
-        return self.root / f".run-{token or 'alone'}"
+        return self.root / f".run-{token}"
 
     def _own_logs(self) -> None:
         before, after = f"{self.plan.root}/logs/", f"{self.directory}/logs/"

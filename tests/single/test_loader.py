@@ -320,6 +320,7 @@ def killed_worker(in_step):
                     pass  # the handler of SIGCHLD runs here
             except SystemError:
                 return "raised in the midst of a step"
+    return "nothing"
 
 
 @pytest.mark.parametrize("in_step", [False, True])

@@ -1,0 +1,218 @@
+"""Several nodes: the same command on each. Two addresses of loopback, and two hosts in network namespaces."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.harness import ROOT, free_ports
+from tests.hosts import namespaces
+from tests.tipc_files import SHORT, edited, repository, surroundings
+
+LITE = "lite_train_lite_infer"
+NODES = ("127.0.0.2", "127.0.0.3")
+FLEET = ("gpu_list:0|0,1", f"gpu_list:{','.join(NODES)};0,1")
+CONFIG = "test_tipc/configs/mobilenet_v3_small/train_fleet_infer_python.txt"
+
+
+class Node:
+    """A runner that was started, by `python -m ppfleet tipc run` or by the shell script."""
+
+    def __init__(self, directory, command, env, before=()):
+        self.directory = directory
+        before_this = len(list(directory.glob("node*.out")))
+        self.output = (directory / f"node{before_this}.out").open("w+")
+        self.process = subprocess.Popen(
+            [*before, *command], cwd=directory, env=surroundings(env), stdout=self.output, stderr=subprocess.STDOUT
+        )
+
+    def end(self, seconds=150):
+        try:
+            code = self.process.wait(seconds)
+        finally:
+            self.process.kill()
+        self.output.seek(0)
+        text = self.output.read()
+        self.output.close()
+        return code, text
+
+
+def start(directory, address, port, *options, config="file.txt"):
+    command = [sys.executable, "-m", "ppfleet", "tipc", "run", config, LITE, *options]
+    return Node(directory, command, {"POD_IP": address, "FLAGS_START_PORT": str(port)})
+
+
+def run(directories, *options, configs=("file.txt", "file.txt")):
+    port = free_ports(4)[-1]
+    nodes = [start(d, a, port, *options, config=c) for d, a, c in zip(directories, NODES, configs)]
+    return [node.end() for node in nodes]
+
+
+def results(path):
+    return [(e["stage"], e["status"], e["reason"]) for e in json.loads((path / "results.json").read_text())["commands"]]
+
+
+@pytest.fixture
+def repo(tmp_path):
+    (repository(tmp_path / "a") / "file.txt").write_text(edited(SHORT, FLEET))
+    return tmp_path / "a"
+
+
+def test_nodes_that_share_a_directory(repo):
+    (code, output), (other, _) = run([repo, repo])
+    assert (code, other) == (0, 0), output
+    root = repo / "test_tipc/output/toy" / LITE
+    assert [entry[:2] for entry in results(root)] == [(s, "ok") for s in ("train", "eval", "export", *["infer"] * 4)]
+    away = "the model is on 127.0.0.2"
+    assert results(root / "node_1") == [
+        ("train", "ok", ""), *((s, "skipped", away) for s in ("eval", "export", *["infer"] * 4))
+    ]  # fmt: skip
+    told = json.loads((root / "results.json").read_text())["nodes"]["127.0.0.3"]
+    assert told["node"]["number"] == 1 and "Other nodes" in (root / "report.html").read_text()
+    assert f"skipped: {away} - toy - " in (root / "node_1/results_python.log").read_text()
+    workers = sorted(str(path.relative_to(root)) for path in root.rglob("workerlog.*"))
+    assert len(workers) == 4 and workers[2].startswith("node_1/logs/")
+
+
+def test_nodes_with_directories_of_their_own(repo, tmp_path):
+    other = tmp_path / "b"
+    shutil.copytree(repo, other)
+    (code, output), (second, _) = run([repo, other])
+    assert (code, second) == (0, 0), output
+    root = "test_tipc/output/toy/" + LITE
+    assert [status for _, status, _ in results(other / root)] == ["ok", *["skipped"] * 6]
+    assert "results are on that machine" in (repo / root / "report.html").read_text()
+
+
+def test_a_broken_export_on_the_first_node(repo):
+    (repo / "file.txt").write_text(
+        edited(SHORT, FLEET, ("norm_export:export.py", "norm_export:export.py --break=fail"))
+    )
+    (code, output), (other, _) = run([repo, repo])
+    assert (code, other) == (1, 0)
+    assert "failed: norm_train_gpus_0,1_nodes_2.export: exit code 3" in output
+
+
+def test_a_failure_on_the_other_node_is_red_there(repo):
+    body = "\nif os.environ['PADDLE_TRAINER_ID'] == '3': sys.exit('trainer 3 fails')\n"
+    (repo / "train.py").write_text((repo / "train.py").read_text() + body)
+    (code, _), (other, output) = run([repo, repo])
+    assert other == 1 and "trainer 3 fails" in (
+        (repo / f"test_tipc/output/toy/{LITE}/node_1/results.json").read_text()
+    ), output
+
+
+def test_a_node_that_does_not_come_is_named(repo):
+    node = start(repo, NODES[0], free_ports(4)[-1], "--wait", "4")
+    code, output = node.end()
+    assert code == 1 and "waiting for 127.0.0.3: start the same command there" in output
+    assert "127.0.0.3 did not come to the start within 4 s" in output
+    root = repo / "test_tipc/output/toy" / LITE
+    assert [s for _, s, _ in results(root)] == ["failed", *["skipped"] * 6]
+    node = start(repo, NODES[1], free_ports(4)[-1], "--wait", "4")
+    code, output = node.end()
+    assert code == 1 and "waiting for 127.0.0.2" in output and "127.0.0.2 did not come" in output
+
+
+def test_ctrl_c_while_waiting(repo):
+    node = start(repo, NODES[0], free_ports(4)[-1])
+    deadline = time.monotonic() + 30
+    while "waiting for" not in (repo / "node0.out").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    node.process.send_signal(signal.SIGINT)
+    code, output = node.end(20)
+    assert code == 130 and "Traceback" not in output
+
+
+def test_nodes_with_different_files(repo):
+    (repo / "other.txt").write_text(edited(SHORT, FLEET, ("eval:eval.py", "eval:null")))
+    (code, output), (other, second) = run([repo, repo], configs=("file.txt", "other.txt"))
+    assert (code, other) == (1, 1)
+    for text in (output, second):
+        assert "127.0.0.3 has another TIPC file, mode or version of ppfleet than 127.0.0.2" in text
+
+
+def test_strangers_at_the_meeting_do_not_disturb(repo):
+    import socket
+
+    port = free_ports(4)[-1]
+    first = start(repo, NODES[0], port)
+    deadline = time.monotonic() + 30
+    for message in (b"GET / HTTP/1.1\r\n\r\n", b"x" * 10000, b'{"node": 7}\n', b"[]\n", b""):
+        while True:
+            try:
+                with socket.create_connection((NODES[0], port - 1), 2) as stranger:
+                    stranger.sendall(message)
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+    second = start(repo, NODES[1], port)
+    assert [first.end()[0], second.end()[0]] == [0, 0]
+
+
+def test_which_node_this_is(repo):
+    env = {"FLAGS_START_PORT": "17000"}
+    command = [sys.executable, "-m", "ppfleet", "tipc", "run", "file.txt", LITE]
+    code, output = Node(repo, command, env).end()
+    assert code == 2 and "127.0.0.2 and 127.0.0.3 are both this machine" in output and "POD_IP=127.0.0.2" in output
+    (repo / "file.txt").write_text(edited(SHORT, ("gpu_list:0|0,1", "gpu_list:198.51.100.1,198.51.100.2;0")))
+    code, output = Node(repo, command, env).end()
+    assert code == 2 and "none of 198.51.100.1, 198.51.100.2 is an address of this machine" in output
+    code, output = Node(repo, command, {"POD_IP": "198.51.100.9"}).end()
+    assert code == 2 and "POD_IP=198.51.100.9 is none of" in output
+
+
+def model_repository(directory):
+    """A copy of what the commands of the documents need; the fleet file is at a size that CI can afford."""
+    for name in ("ppfleet", "models", "tools", "deploy", "test_tipc/configs"):
+        ignored = shutil.ignore_patterns("__pycache__", "output")
+        shutil.copytree(ROOT / name, directory / name, ignore=ignored)
+    for path in (ROOT / "test_tipc").glob("*.sh"):
+        shutil.copy(path, directory / "test_tipc")
+    text = (ROOT / CONFIG).read_text()
+    change = ("fleet_train:tools/train.py", "fleet_train:tools/train.py --image-size=32 --workers=0")
+    (directory / CONFIG).write_text(edited(text, change))
+    return directory
+
+
+@pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "-")
+def test_the_documents_commands_on_two_hosts(tmp_path):
+    """`gpu_list:192.168.0.1,192.168.0.2;0,1`, prepare.sh and test_train_inference_python.sh on each host, for real."""
+    hosts = [model_repository(tmp_path / side) for side in "ab"]
+    env = {"PYTHON": sys.executable, "PYTHONPATH": ""}
+    with namespaces.two_hosts() as before:
+        for script in ("prepare", "test_train_inference_python"):
+            command = ["bash", f"test_tipc/{script}.sh", CONFIG, LITE]
+            nodes = [Node(host, command, env, words) for host, words in zip(hosts, before)]
+            ends = [node.end(240) for node in nodes]
+            assert [code for code, _ in ends] == [0, 0], "\n".join(text[-3000:] for _, text in ends)
+    roots = [host / "test_tipc/output/mobilenet_v3_small" / LITE for host in hosts]
+    assert [status for _, status, _ in results(roots[0])] == ["ok"] * 7
+    assert [status for _, status, _ in results(roots[1])] == ["ok", *["skipped"] * 6]
+    assert {reason for _, status, reason in results(roots[1]) if status == "skipped"} == {"the model is on 192.168.0.1"}
+    train = (roots[0] / "results_python.log").read_text()
+    assert re.search(r"--ips=192.168.0.1,192.168.0.2 --gpus=0,1 .*nodes_2 .*!", train)
+
+
+def test_the_real_chain_on_two_addresses_without_root(tmp_path):
+    """MobileNetV3-small through the launcher on 127.0.0.2 and 127.0.0.3: trained, evaluated, exported, benchmarked."""
+    repo = model_repository(tmp_path / "repo")
+    text = edited(
+        (repo / CONFIG).read_text(), ("gpu_list:192.168.0.1,192.168.0.2;0,1", f"gpu_list:{','.join(NODES)};0")
+    )
+    (repo / "file.txt").write_text(text)
+    subprocess.run([sys.executable, "tools/lite_data.py", "lite_data"], cwd=repo, env=surroundings(), check=True)
+    (code, output), (other, _) = run([repo, repo])
+    assert (code, other) == (0, 0), output[-3000:]
+    root = repo / "test_tipc/output/mobilenet_v3_small" / LITE
+    commands = json.loads((root / "results.json").read_text())["commands"]
+    assert [c["status"] for c in commands] == ["ok"] * 7
+    assert all(c["figures"]["inference_ms"] > 0 and c["figures"]["data_num"] == 10 for c in commands[3:])
+    assert "top1: " in commands[1]["tail"] and commands[2]["tail"].startswith("exported to")

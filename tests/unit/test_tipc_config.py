@@ -1,0 +1,175 @@
+"""TIPC text files: both forms, addresses, modes, and what `lint` says about wrong ones."""
+
+import json
+
+import pytest
+
+from ppfleet.errors import ConfigError
+from ppfleet.tipc import config, lint
+from ppfleet.tipc.config import Line
+from tests.tipc_files import LONG, SHORT, edited, tipc
+
+
+def parsed(tmp_path, text):
+    path = tmp_path / "file.txt"
+    path.write_bytes(text.encode())
+    return config.parse(path)
+
+
+def found(tmp_path, text, mode=""):
+    path = tmp_path / "file.txt"
+    path.write_bytes(text.encode())
+    return lint.lint(path, mode)
+
+
+def test_forms_are_told_by_the_place_of_the_trainer(tmp_path):
+    short, long = parsed(tmp_path, SHORT), parsed(tmp_path, LONG)
+    assert (short.form, short.model, short.value("image_dir")) == ("short", "toy", "./images")
+    assert (long.form, long.model, long.value("train_infer_img_dir")) == ("long", "rec", "./inference/images")
+    assert long.lines["inference_dir"].value == "Student"
+
+
+def test_the_first_colon_splits(tmp_path):
+    text = edited(LONG, ("inference_dir:Student", "pretrained_model_url:https://host:81/a.pdparams"))
+    line = parsed(tmp_path, text).lines["inference_dir"]
+    assert (line.key, line.value) == ("pretrained_model_url", "https://host:81/a.pdparams")
+
+
+def test_blank_lines_do_not_count_and_errors_name_the_editors_line(tmp_path):
+    text = SHORT.replace("gpu_list:0|0,1\n", "\n\ngpu_list:zero\n")
+    with pytest.raises(ConfigError, match=r"file.txt: line 6 \('gpu_list:zero'\)"):
+        parsed(tmp_path, text)
+
+
+def test_no_final_newline_trailing_blanks_and_tails(tmp_path):
+    tail = "=====train_benchmark_params=====\nbatch_size:16|32\nfp_items:fp32\nepoch:1\n##\nother:1"
+    made = parsed(tmp_path, LONG.replace("\n", "  \n") + tail)
+    assert made.tails["train_benchmark_params"]["batch_size"].values() == ["16", "32"]
+    assert made.lines["infer_spare"].key == "null"
+
+
+def test_a_short_file_may_end_before_the_benchmark(tmp_path):
+    assert parsed(tmp_path, SHORT.replace("--benchmark:True\n", "")).value("benchmark") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "devices"),
+    [
+        ("-1", (), ()),
+        ("0", (), ("0",)),
+        ("0,1", (), ("0", "1")),
+        ("0,1,2,3,4,5,6,7,8", (), tuple("012345678")),
+        ("192.168.0.1;0,1", ("192.168.0.1",), ("0", "1")),
+        ("node1,node2;0,1", ("node1", "node2"), ("0", "1")),
+        ("1.1.1.1,1.1.1.2;0,1", ("1.1.1.1", "1.1.1.2"), ("0", "1")),
+        ("10.0.0.1,10.0.0.2;0", ("10.0.0.1", "10.0.0.2"), ("0",)),
+        ("fe80::1,fe80::2;0,1", ("fe80::1", "fe80::2"), ("0", "1")),
+        ("[2001:db8::1],[2001:db8::2];0", ("[2001:db8::1]", "[2001:db8::2]"), ("0",)),
+        ("10.0.0.1,10.0.0.2;-1", ("10.0.0.1", "10.0.0.2"), ()),
+    ],
+)
+def test_addresses_and_devices(text, nodes, devices):
+    fleet = config.parse_devices(Line(4, 4, f"gpu_list:{text}"), text)
+    assert (fleet.nodes, fleet.devices) == (nodes, devices)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "0;1;2",
+        "0,0",
+        "10.0.0.1",
+        "10.0.0.1,10.0.0.1;0",
+        "10.0.0.1, 10.0.0.2;0",
+        ";0",
+        "10.0.0.1,;0",
+        "1;",
+        "-2",
+    ],
+)
+def test_no_addresses_and_devices(text):
+    with pytest.raises(ConfigError, match="line 4"):
+        config.parse_devices(Line(4, 4, f"gpu_list:{text}"), text)
+
+
+def test_values_by_mode(tmp_path):
+    made = parsed(tmp_path, SHORT)
+    assert made.value("epochs", "lite_train_lite_infer") == "5"
+    assert made.value("pretrained", "whole_infer") == ""
+    with pytest.raises(ConfigError, match="line 6 .* no value for whole_infer, only for lite_train_lite_infer"):
+        made.value("epochs", "whole_infer")
+
+
+@pytest.mark.parametrize(
+    "banner", ["ptq_params", "serving_params", "cpp_infer_params", "paddle2onnx_params", "odd_params"]
+)
+def test_other_families_are_named(tmp_path, banner):
+    text = edited(SHORT, (SHORT.split("\n")[0], f"====={banner}====="))
+    with pytest.raises(ConfigError, match=f"a file of the {banner.removesuffix('_params')} family"):
+        parsed(tmp_path, text)
+
+
+# What lint says
+
+
+@pytest.mark.parametrize("text", [SHORT, LONG.replace("Fasle", "False")])
+def test_a_good_file_has_no_findings(tmp_path, text):
+    assert found(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "level", "line", "words"),
+    [
+        (LONG, [], "warning", 39, ["'Fasle'", "False was meant"]),
+        (SHORT, [("trainer:norm_train", "trainer:normal_train"), ("norm_train:train.py", "normal_train:train.py")],
+         "warning", 13, ["normal_train", "norm_train"]),
+        (SHORT, [("gpu_list:0|0,1", "gpu_list:192.168.0.1, 192.168.0.2;0,1")], "error", 4,
+         ["holds a blank", "write 192.168.0.1,192.168.0.2;0,1"]),
+        (SHORT, [("gpu_list:0|0,1", "gpu_list:192.168.0.1,192.168.0.2")], "error", 4, ["without devices", ";0,1"]),
+        (SHORT, [("--pretrained:null", "")], "error", 12, ["1 line is missing", "short form", "is pretrained"]),
+        (LONG, [("Global.auto_cast:null", "")], "error", 14, ["1 line is missing", "long form"]),
+        (SHORT, [("--pretrained:null", "--pretrained:null\n--more:1")], "error", 14, ["1 line is too many"]),
+        (SHORT, [("eval:eval.py", "")], "error", 17, ["expected `eval:` here"]),
+        (SHORT, [("norm_export:export.py", "")], "error", 27, ["`inference:`", "line 26", "1 line is missing"]),
+        (LONG, [("quant_export:null", "")], "error", 40, ["expected `inference:`", "1 line is missing"]),
+        (SHORT, [("--epochs:lite_train_lite_infer=5|whole_train_whole_infer=90", "--epochs:lite_train_lite_infr=5")],
+         "error", 6, ["lite_train_lite_infr", "lite_train_lite_infer was probably meant"]),
+        (SHORT, [("trainer:norm_train", "trainer:pact_train"), ("norm_train:train.py", "pact_train:train.py")],
+         "warning", 13, ["pact_train", "--trainers"]),
+        (SHORT, [("trainer:norm_train", "trainer:amp_train")], "error", 13, ["amp_train", "line 14", "norm_train"]),
+        (SHORT, [("norm_train:train.py", "norm_train:null")], "error", 14, ["null"]),
+        (SHORT, [("norm_train:train.py", "norm_train:train.py --a='b")], "error", 14, ["quotation"]),
+        (SHORT, [("--use-gpu:True|False", "--use-gpu:perhaps")], "error", 28, ["perhaps"]),
+    ],
+)  # fmt: skip
+def test_findings(tmp_path, form, changes, level, line, words):
+    findings = found(tmp_path, edited(form, *changes))
+    matching = [f for f in findings if f.level == level and f.line == line and all(word in f.text for word in words)]
+    assert matching, findings
+
+
+def test_windows_line_ends(tmp_path):
+    (finding,) = found(tmp_path, SHORT.replace("\n", "\r\n"))
+    assert (finding.level, finding.line) == ("warning", 1) and "32 lines end in \\r\\n" in finding.text
+    assert parsed(tmp_path, SHORT.replace("\n", "\r\n")).value("train_model_name") == "latest.pdparams"
+
+
+def test_a_mode_without_a_value(tmp_path):
+    (finding,) = found(tmp_path, SHORT, "benchmark_train")
+    assert finding.level == "error" and "train_benchmark_params" in finding.text
+    (finding,) = found(tmp_path, SHORT, "lite_train_whole_infer")
+    assert finding.line == 6 and "no value for lite_train_whole_infer" in finding.text
+
+
+def test_lint_as_a_command(tmp_path):
+    (tmp_path / "good.txt").write_text(SHORT)
+    (tmp_path / "bad.txt").write_text(edited(SHORT, ("eval:eval.py", "")))
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    assert tipc(tmp_path, "lint", "good.txt").returncode == 0
+    bad = tipc(tmp_path, "lint", "bad.txt", "--json")
+    assert bad.returncode == 1 and json.loads(bad.stdout)[0]["line"] == 17
+    for name, words in (("none.txt", "no such file"), ("binary.txt", "no UTF-8 text"), (".", "directory")):
+        done = tipc(tmp_path, "lint", name)
+        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

@@ -12,7 +12,12 @@ RANKS ?= 2
 LAUNCH = $(PY) -m paddle.distributed.launch --nproc_per_node $(RANKS) --log_dir output/demo/launch
 DEMO = --epochs=8 --batch-size=16 --image-size=64 --crop=0.6 --augment=none --save-every=20
 
-.PHONY: help demo test test-all test-paddle26 bench lint format clean
+TIPC ?= test_tipc/configs/mobilenet_v3_small/train_infer_python.txt
+MODE ?= lite_train_lite_infer
+JOBS ?= 3
+PYTEST = -m pytest tests -n $(JOBS)
+
+.PHONY: help demo tipc test test-all test-paddle26 bench lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -29,14 +34,18 @@ demo: $(VENV)    ## the whole way: lite data, training on 2 processes, evaluatio
 	  print("demo: a MobileNetV3-small that reads %.1f %% of %d unseen digits right: weights, checkpoints and logs in output/demo," \
 	  " the deployable model in output/demo/inference" % (100 * e["top1"], e["samples"]))'
 
-test: $(VENV)    ## unit, single-process and multi-rank tests (under 15 minutes on 2 cores)
-	$(PY) -m pytest tests -m "not slow"
+tipc: $(VENV)    ## certify the whole way from a TIPC text file: make tipc TIPC=<file> MODE=<mode>
+	PYTHON=$(PY) bash test_tipc/prepare.sh $(TIPC) $(MODE)
+	PYTHON=$(PY) bash test_tipc/test_train_inference_python.sh $(TIPC) $(MODE)
+
+test: $(VENV)    ## unit, single-process, multi-rank and two-host tests (under 15 minutes on 2 cores)
+	$(PY) $(PYTEST) -m "not slow"
 
 test-all: $(VENV) ## everything, the slow tests too
-	$(PY) -m pytest tests
+	$(PY) $(PYTEST)
 
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
-	$(PY26) -m pytest tests -m "not slow"
+	$(PY26) $(PYTEST) -m "not slow"
 
 bench: $(VENV)   ## speed, side by side with the hand-written loop
 	$(PY) benchmarks/overhead.py
@@ -50,6 +59,9 @@ lint: $(VENV)    ## formatter, linter, type checker
 format: $(VENV)  ## rewrite the files as `make lint` wants them
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
+
+debian-packages: ## what some tests need of the system (root): network namespaces
+	apt-get update && apt-get install --yes --no-install-recommends $$(cat requirements/debian.txt)
 
 clean:           ## remove the environments and everything the targets made
 	rm -rf .venv .venv26 output lite_data build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -5,6 +5,7 @@ The scripts are real processes that end in the way a test asks for; the real mod
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,9 @@ inference:tools/infer/predict_rec.py --rec_image_shape="3,48,320"
 null:null
 """
 
+FILE = "test_tipc/configs/mobilenet_v3_small/train_infer_python.txt"
+FLEET_FILE = "test_tipc/configs/mobilenet_v3_small/train_fleet_infer_python.txt"
+
 _COMMON = """
 import os, pathlib, signal, sys, time
 options = dict(word.lstrip("-").partition("=")[::2] for word in sys.argv[1:] if "=" in word)
@@ -153,6 +157,19 @@ def repository(directory: Path) -> Path:
     for name in ("data", "images"):
         (directory / name).mkdir()
     (directory / "weights.pdparams").write_text("w")
+    return directory
+
+
+def model_repository(directory: Path) -> Path:
+    """A copy of what the commands of the documents need, its files at a size that CI can afford."""
+    for name in ("ppfleet", "models", "tools", "deploy", "test_tipc/configs"):
+        ignored = shutil.ignore_patterns("__pycache__", "output")
+        shutil.copytree(ROOT / name, directory / name, ignore=ignored)
+    for path in (ROOT / "test_tipc").glob("*.sh"):
+        shutil.copy(path, directory / "test_tipc")
+    for name, trainer in ((FILE, "norm_train"), (FLEET_FILE, "fleet_train")):
+        small = (f"{trainer}:tools/train.py", f"{trainer}:tools/train.py --image-size=32 --workers=0")
+        (directory / name).write_text(edited((ROOT / name).read_text(), small))
     return directory
 
 

@@ -415,7 +415,9 @@ class _Planner:
         if line is None or not present(line.key) or not value:
             return []
         key = f"--{line.key}" if re.fullmatch(r"use[-_]gpu", line.key) else line.key
-        return words(f"{key}={value}", line)
+        *before, flag = words(key, line)
+        plain = " ".join(words(value, line)) if re.search("[\"']", value) else value  # one argument, blanks or not
+        return [*before, f"{flag}={plain}"]
 
     def _unless_given(self, command: Line, name: str, value: str) -> list[str]:
         emitted = self._emit(name, value)

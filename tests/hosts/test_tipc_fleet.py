@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from tests.harness import ROOT, free_ports
+from tests.harness import free_ports
 from tests.hosts import namespaces
-from tests.tipc_files import SHORT, edited, repository, surroundings
+from tests.tipc_files import FLEET_FILE as CONFIG
+from tests.tipc_files import SHORT, edited, model_repository, repository, surroundings
 
 LITE = "lite_train_lite_infer"
 NODES = ("127.0.0.2", "127.0.0.3")
 FLEET = ("gpu_list:0|0,1", f"gpu_list:{','.join(NODES)};0,1")
-CONFIG = "test_tipc/configs/mobilenet_v3_small/train_fleet_infer_python.txt"
 
 
 class Node:
@@ -167,19 +167,6 @@ def test_which_node_this_is(repo):
     assert code == 2 and "none of 198.51.100.1, 198.51.100.2 is an address of this machine" in output
     code, output = Node(repo, command, {"POD_IP": "198.51.100.9"}).end()
     assert code == 2 and "POD_IP=198.51.100.9 is none of" in output
-
-
-def model_repository(directory):
-    """A copy of what the commands of the documents need; the fleet file is at a size that CI can afford."""
-    for name in ("ppfleet", "models", "tools", "deploy", "test_tipc/configs"):
-        ignored = shutil.ignore_patterns("__pycache__", "output")
-        shutil.copytree(ROOT / name, directory / name, ignore=ignored)
-    for path in (ROOT / "test_tipc").glob("*.sh"):
-        shutil.copy(path, directory / "test_tipc")
-    text = (ROOT / CONFIG).read_text()
-    change = ("fleet_train:tools/train.py", "fleet_train:tools/train.py --image-size=32 --workers=0")
-    (directory / CONFIG).write_text(edited(text, change))
-    return directory
 
 
 @pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "-")

@@ -100,6 +100,16 @@ def test_a_key_of_two_words_is_two_arguments(tmp_path):
     assert made(tmp_path, text, cards=False).commands[0].argv[-1] == "Global.device=cpu"
 
 
+@pytest.mark.parametrize("written", ["./my images/of today", '"./my images/of today"', "'./my images/of today'"])
+def test_a_value_is_one_argument(tmp_path, written):
+    text = edited(SHORT, ("--img-path:./images", f"--img-path:{written}"))
+    assert "--img-path=./my images/of today" in made(tmp_path, text, output="./my output").commands[3].argv
+    assert (
+        f"--output-dir=./my output/toy/{LITE}/norm_train_gpus_0_nodes_1"
+        in made(tmp_path, text, output="./my output").commands[0].argv
+    )
+
+
 def test_pact_of_the_long_form(tmp_path):
     text = edited(
         LONG,

@@ -36,8 +36,9 @@ def lint(path: str | Path, mode: str = "") -> list[Finding]:
     known = {(f.level, f.line) for f in findings}
     try:
         config = tipc.parse(path)
-        findings += _trainers(config)
-        for wanted in [mode] if mode else _modes(config):
+        trains = mode != "whole_infer" and config.value("trainer")
+        findings += _trainers(config) if trains else []
+        for wanted in [mode] if mode else _modes(config) if trains else []:
             plan.make(config, wanted, plan.Here())
     except ConfigError as failure:
         found = _located(str(failure).removeprefix(f"{path}: "), lines)
@@ -49,7 +50,8 @@ def _located(message: str, lines: list[Line]) -> Finding:
     """A ConfigError as a finding; its message begins with the line, or tells of the whole file."""
     for line in lines:
         if message.startswith(f"line {line.source} ("):
-            return Finding(ERROR, line.source, message.partition(" ")[2].partition(" ")[2])
+            here, _, rest = message.partition("): ")
+            return Finding(ERROR, line.source, f"{here.partition('(')[2]} stands here: {rest}")
     at = next((line.source for line in lines if line.key == "trainer" and "`trainer:` is line" in message), 0)
     return Finding(ERROR, at, message)
 

@@ -312,6 +312,8 @@ class _Planner:
         return command.id
 
     def _whole_infer(self) -> None:
+        if self.config.line("infer_model") is None:
+            raise ConfigError("whole_infer needs the model in line 37, which is a separator in this file")
         models = self.config.values("infer_model", self.mode)
         exports = self.config.values("infer_export", self.mode)
         quants = self.config.values("infer_quant", self.mode)
@@ -377,10 +379,11 @@ class _Planner:
         for combination in itertools.product(*loops):
             *options, batch_size, precision = combination
             half = precision.lower() in ("fp16", "true")
-            if quantised != (precision == "int8") and (precision == "int8" or (quantised and "int8" in loops[-1])):
-                continue  # int8 is for quantised models, and they for it
-            if half and options[0].lower() == "false":
-                continue  # fp16 comes with TensorRT on a card, with mkldnn on a CPU
+            plain = options[0].lower() == "false"  # without TensorRT on a card, without mkldnn on a CPU
+            if quantised and not card and "int8" not in precision and any("int8" in other for other in loops[-1]):
+                continue
+            if plain and (half or (card and "int8" in precision)) or (card and not quantised and "int8" in precision):
+                continue
             chosen = [(name, value) for name, value in zip(names, options) if value]
             label = "".join(f"_{shown[name]}_{value}" for name, value in chosen)
             label += f"_precision_{precision}" if precision else ""
@@ -414,7 +417,8 @@ class _Planner:
         line = self.config.line(name)
         if line is None or not present(line.key) or not value:
             return []
-        key = f"--{line.key}" if re.fullmatch(r"use[-_]gpu", line.key) else line.key
+        bare = re.fullmatch(r"use[-_]gpu", line.key) and self.config.lines["epochs"].key.startswith("--")
+        key = f"--{line.key}" if bare else line.key
         *before, flag = words(key, line)
         plain = " ".join(words(value, line)) if re.search("[\"']", value) else value  # one argument, blanks or not
         return [*before, f"{flag}={plain}"]

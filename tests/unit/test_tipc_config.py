@@ -132,7 +132,7 @@ def test_a_good_file_has_no_findings(tmp_path, text):
         (LONG, [("Global.auto_cast:null", "")], "error", 14, ["1 line is missing", "long form"]),
         (SHORT, [("--pretrained:null", "--pretrained:null\n--more:1")], "error", 14, ["1 line is too many"]),
         (SHORT, [("eval:eval.py", "")], "error", 17, ["expected `eval:` here"]),
-        (SHORT, [("norm_export:export.py", "")], "error", 27, ["`inference:`", "line 26", "1 line is missing"]),
+        (SHORT, [("norm_export:export.py", "")], "error", 22, ["'##'", "expected `norm_export:` here"]),
         (LONG, [("quant_export:null", "")], "error", 40, ["expected `inference:`", "1 line is missing"]),
         (SHORT, [("--epochs:lite_train_lite_infer=5|whole_train_whole_infer=90", "--epochs:lite_train_lite_infr=5")],
          "error", 6, ["lite_train_lite_infr", "lite_train_lite_infer was probably meant"]),

@@ -59,7 +59,7 @@ def test_counts_and_one_log_a_command(tmp_path):
         (SHORT, True, 2, 2, 8),
         (SHORT, False, 2, 2, 8),
         (LONG, True, 2, 2, 24),  # 2 runs x (CPU: 2 mkldnn x 2 threads x 2 batch sizes; GPU: 2 TensorRT x 2 batch sizes)
-        (LONG.replace("fp32", "fp32|fp16|int8"), True, 2, 2, 2 * (8 + 4 + 4 + 2)),
+        (LONG.replace("fp32", "fp32|fp16|int8"), True, 2, 2, 2 * (20 + 6)),
         (LONG.replace("auto_cast:null", "auto_cast:fp32|amp"), True, 4, 4, 48),
         (no_eval, True, 2, 0, 24),
     ]:
@@ -108,6 +108,20 @@ def test_a_value_is_one_argument(tmp_path, written):
         f"--output-dir=./my output/toy/{LITE}/norm_train_gpus_0_nodes_1"
         in made(tmp_path, text, output="./my output").commands[0].argv
     )
+
+
+def test_a_file_without_a_trainer_is_for_inference_alone(tmp_path):
+    text = edited(LONG, ("trainer:norm_train", "trainer:null"))
+    assert stages(made(tmp_path, text, "whole_infer")) == {"infer": 12}
+    with pytest.raises(ConfigError, match="line 15 .* names no trainer"):
+        made(tmp_path, text)
+
+
+def test_bare_keys_follow_their_neighbours(tmp_path):
+    """Where the other flags are `-o` overrides, as in PaddleDetection, use_gpu is one too."""
+    text = LONG.replace("Global.use_gpu:True|True", "use_gpu:True").replace("Global.epoch_num", "epoch")
+    assert made(tmp_path, text).commands[0].argv[-1] == "use_gpu=True"
+    assert made(tmp_path, SHORT).commands[0].argv[-1] == "--use-gpu=True"
 
 
 def test_pact_of_the_long_form(tmp_path):

@@ -9,7 +9,9 @@ from pathlib import Path
 from ppfleet.errors import ConfigError
 from ppfleet.tipc import config as tipc
 from ppfleet.tipc import plan
-from ppfleet.tipc.config import Config, Line
+from ppfleet.tipc.config import Config
+from ppfleet.tipc.layout import LAYOUTS, fits
+from ppfleet.tipc.lines import Line, read
 
 # A warning is about what this runner gets over, and another may not.
 ERROR, WARNING = "error", "warning"
@@ -29,13 +31,14 @@ class Finding:
 
 def lint(path: str | Path, mode: str = "") -> list[Finding]:
     """Everything worth saying about that file, for a mode if one is given."""
-    lines = tipc.read(path)
+    lines = read(path)
     findings = _bytes(Path(path).read_bytes())
     for check in (_spelling, _normal_train, _addresses):
         findings += check(lines)
     known = {(f.level, f.line) for f in findings}
     try:
         config = tipc.parse(path)
+        findings += _places(config, lines)
         trains = mode != "whole_infer" and config.value("trainer")
         findings += _trainers(config) if trains else []
         for wanted in [mode] if mode else _modes(config) if trains else []:
@@ -115,6 +118,16 @@ def _addresses(lines: list[Line]) -> list[Finding]:
         except ConfigError as failure:
             found.append(_located(str(failure), lines))
     return found
+
+
+def _places(config: Config, lines: list[Line]) -> list[Finding]:
+    """Keys before the trainer that look like another line's: two lines in the wrong order keep the count right."""
+    layout, last = LAYOUTS[config.form], config.lines["trainer"].number
+    return [
+        Finding(WARNING, line.source, f"{line.key!r} stands where the {config.form} form has the {layout[line.number]}")
+        for line in lines[: last - 1]
+        if layout[line.number] != "##" and not fits(line, layout[line.number])
+    ]
 
 
 def _trainers(config: Config) -> list[Finding]:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ppfleet.errors import ConfigError
-from ppfleet.tipc.config import LONG, MODES, OTHER_MODES, TRAIN_BENCHMARK, Config, Fleet, Line, present, words
+from ppfleet.tipc.config import MODES, OTHER_MODES, TRAIN_BENCHMARK, Config, Fleet
+from ppfleet.tipc.layout import LONG
+from ppfleet.tipc.lines import Line, present, words
 
 TRAINERS = ("norm_train", "amp_train", "fleet_train", "to_static_train")
 OUTPUT = "./test_tipc/output"

@@ -6,7 +6,7 @@ import pytest
 
 from ppfleet.errors import ConfigError
 from ppfleet.tipc import config, lint
-from ppfleet.tipc.config import Line
+from ppfleet.tipc.lines import Line
 from tests.tipc_files import LONG, SHORT, edited, tipc
 
 
@@ -140,6 +140,8 @@ def test_a_good_file_has_no_findings(tmp_path, text):
          "warning", 13, ["pact_train", "--trainers"]),
         (SHORT, [("trainer:norm_train", "trainer:amp_train")], "error", 13, ["amp_train", "line 14", "norm_train"]),
         (SHORT, [("norm_train:train.py", "norm_train:null")], "error", 14, ["null"]),
+        (SHORT, [("--output-dir:./output/", "--pretrained:null"), ("--pretrained:null\ntrain_model_name:latest.pdparams",
+                 "--output-dir:./output/\ntrain_model_name:latest.pdparams")], "warning", 9, ["has the pretrained"]),
         (SHORT, [("norm_train:train.py", "norm_train:train.py --a='b")], "error", 14, ["quotation"]),
         (SHORT, [("--use-gpu:True|False", "--use-gpu:perhaps")], "error", 28, ["perhaps"]),
     ],

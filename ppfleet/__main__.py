@@ -7,7 +7,7 @@ from importlib import import_module
 
 # Name -> the module whose `main(arguments)` returns the exit code, and what it is for.
 COMMANDS = {
-    "tipc": ("ppfleet.tipc.command", "certify train -> eval -> export -> infer from TIPC text files"),
+    "tipc": ("ppfleet.tipc.cli", "certify train -> eval -> export -> infer from TIPC text files"),
 }
 
 

@@ -21,7 +21,7 @@ tipc_begin() {
     if [ -f "$config" ] && [ ! "$config" -ef "$here/$config" ]; then config="$(realpath "$config")"; fi
     cd "$here" || exit 2
     python="$(tipc_python)"
-    if ! "$python" -c 'import ppfleet.tipc.command'; then
+    if ! "$python" -c 'import ppfleet.tipc.cli'; then
         echo "$python cannot import ppfleet: run \`make .venv/.ready\`, or $python -m pip install -e '.[cpu,dev]' ('.[gpu,dev]' with cards)" >&2
         exit 2
     fi

@@ -9,6 +9,7 @@ from pathlib import Path
 from ppfleet.errors import ConfigError
 from ppfleet.tipc import config as tipc
 from ppfleet.tipc import plan
+from ppfleet.tipc.command import TRAINERS, Here
 from ppfleet.tipc.config import Config
 from ppfleet.tipc.layout import LAYOUTS, fits
 from ppfleet.tipc.lines import Line, read
@@ -16,7 +17,7 @@ from ppfleet.tipc.lines import Line, read
 # A warning is about what this runner gets over, and another may not.
 ERROR, WARNING = "error", "warning"
 _TRUTH = ("true", "false", "null", "")
-_TRAINERS = (*plan.TRAINERS, "pact_train", "fpgm_train", "distill_train", "quant_train", "ptq_train")
+_TRAINERS = (*TRAINERS, "pact_train", "fpgm_train", "distill_train", "quant_train", "ptq_train")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def lint(path: str | Path, mode: str = "") -> list[Finding]:
         trains = mode != "whole_infer" and config.value("trainer")
         findings += _trainers(config) if trains else []
         for wanted in [mode] if mode else _modes(config) if trains else []:
-            plan.make(config, wanted, plan.Here())
+            plan.make(config, wanted, Here())
     except ConfigError as failure:
         found = _located(str(failure).removeprefix(f"{path}: "), lines)
         findings += [found] if (found.level, found.line) not in known else []
@@ -138,7 +139,7 @@ def _trainers(config: Config) -> list[Finding]:
             near = difflib.get_close_matches(name, _TRAINERS, 1, 0.7)
             text = f"{name!r} is no trainer that TIPC knows" + (f": {near[0]} was probably meant" if near else "")
             found.append(Finding(WARNING, line.source, text))
-        elif name not in plan.TRAINERS:
+        elif name not in TRAINERS:
             found.append(
                 Finding(WARNING, line.source, f"{name} is run only where --trainers says that the repository has it")
             )

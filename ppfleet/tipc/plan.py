@@ -9,69 +9,19 @@ from __future__ import annotations
 import glob
 import itertools
 import re
-import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ppfleet.errors import ConfigError
+from ppfleet.tipc.arguments import NO, YES, Arguments, interpreter, on_cpu
+from ppfleet.tipc.command import Command, Here
 from ppfleet.tipc.config import MODES, OTHER_MODES, TRAIN_BENCHMARK, Config, Fleet
 from ppfleet.tipc.layout import LONG
-from ppfleet.tipc.lines import Line, present, words
+from ppfleet.tipc.lines import present, words
 
-TRAINERS = ("norm_train", "amp_train", "fleet_train", "to_static_train")
-OUTPUT = "./test_tipc/output"
-_LITE_LIMIT, _WHOLE_LIMIT = 3600, 30 * 24 * 3600
-_YES, _NO = ("true", "gpu", "1"), ("false", "cpu", "0")
-
-
-@dataclass(frozen=True)
-class Here:
-    """What the plan must know of the machine it is for."""
-
-    cards: bool = True
-    address: str = ""  # this machine's own among the nodes that the file lists; empty: the first of them
-    interface: str = ""  # the network interface that has it
-    start_port: int = 0
-    output: str = OUTPUT
-    trainers: tuple[str, ...] = TRAINERS
-    limit: float = 0  # seconds for each command; 0: by mode
-
-
-@dataclass(frozen=True)
-class Command:
-    id: str
-    stage: str  # train, eval, export or infer
-    run: str  # the chain it belongs to; for training modes also the name of the run directory
-    argv: tuple[str, ...]
-    log: str
-    needs: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    makes: tuple[
-        tuple[str, str], ...
-    ] = ()  # (directory, patterns by `|`), each of which must have a new file afterwards
-    reads: tuple[str, ...] = ()  # files and directories of the user's that must be there
-    shows: str = ""  # what its log must hold: "benchmark" or "ips"
-    nodes: tuple[str, ...] = ()  # who takes part, trainer 0's first; empty: this machine alone
-    device: str = "cpu"
-    batch_size: str = ""
-    note: str = ""  # what the device map changed
-    skip: str = ""  # why it is not run on this machine
-    refused: str = ""  # why it is not run at all
-    limit: float = _LITE_LIMIT
-
-    @property
-    def text(self) -> str:
-        """As a reader can paste it into a shell."""
-        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env]
-        return " ".join([*assignments, *map(shlex.quote, self.argv)])
-
-    def to_json(self) -> dict[str, Any]:
-        shown = {name: getattr(self, name) for name in ("id", "stage", "run", "log", "note", "skip", "refused")}
-        lists = {name: list(getattr(self, name)) for name in ("argv", "needs", "reads", "nodes")}
-        return {**shown, **lists, "env": dict(self.env)}
+_LITE_LIMIT, _WHOLE_LIMIT = 3600, 30 * 24 * 3600  # seconds for one command
 
 
 @dataclass
@@ -113,27 +63,10 @@ def missing(made: Plan) -> list[str]:
     return list(found)
 
 
-def interpreter(line: Line) -> tuple[list[str], str]:
-    """What starts a script, and what is to be said about it.
-
-    `python`, and any version up to this one (nearly all published files say python3.7), is the interpreter that runs
-    the runner; a path, or another name, is taken as it stands.
-    """
-    command = words(line.value, line)
-    if not present(line.value) or not command:
-        line.fail("names no interpreter")
-    version = re.fullmatch(r"python(\d*)(?:\.(\d+))?", command[0])
-    own = sys.version_info[:2]
-    if version is None or (int(version[1] or 3), int(version[2] or 0)) > own:
-        return command, ""
-    other = version[2] is not None and (int(version[1]), int(version[2])) != own
-    note = f"{command[0]}: Python {own[0]}.{own[1]}, which runs this runner, stands in for it" if other else ""
-    return [sys.executable, *command[1:]], note
-
-
 class _Planner:
     def __init__(self, config: Config, mode: str, here: Here) -> None:
         self.config, self.mode, self.here = config, mode, here
+        self.write = Arguments(config, mode, here)
         self.plan = Plan(config, mode, here, f"{here.output}/{config.model}/{mode}")
         self.python, note = interpreter(config.lines["python"])
         self._note(note)
@@ -169,7 +102,7 @@ class _Planner:
         epochs, batch_size = self.config.value("epochs", self.mode), self.config.value("batch_size", self.mode)
         train = self._train(number, fleet, trainer, autocast, run, epochs, batch_size)
         self._add(replace(train, makes=_weight_files(weights)))
-        away = train.skip or (f"the model is on {fleet.nodes[0]}" if self._node(fleet) else "")
+        away = train.skip or (f"the model is on {fleet.nodes[0]}" if self.write.node(fleet) else "")
         first = replace(fleet, nodes=(), devices=fleet.devices[:1])
         self._eval(number, first, run, weights, train.id, away)
         exported = self._export(first, trainer, run, weights, directory, train.id, away)
@@ -193,89 +126,27 @@ class _Planner:
         config, directory = self.config, f"{self.plan.root}/{run}"
         data, weights = config.value("data_path", self.mode), config.value("pretrained", self.mode)
         script = [
-            *self._trainer_command(trainer),
-            *self._emit("output_dir", directory),
-            *self._emit("epochs", epochs),
-            *self._emit("pretrained", weights),
-            *self._emit("batch_size", batch_size),
-            *self._emit("data_path", data),
-            *self._emit("autocast", present(autocast)),
-            *self._emit("train_spare", config.value("train_spare", self.mode)),
-            *self._emit("use_gpu", self._use_gpu(number)),
+            *self.write.trainer(trainer),
+            *self.write.emit("output_dir", directory),
+            *self.write.emit("epochs", epochs),
+            *self.write.emit("pretrained", weights),
+            *self.write.emit("batch_size", batch_size),
+            *self.write.emit("data_path", data),
+            *self.write.emit("autocast", present(autocast)),
+            *self.write.emit("train_spare", config.value("train_spare", self.mode)),
+            *self.write.emit("use_gpu", self.write.use_gpu(number)),
         ]
-        launch, env, note = self._launch(fleet, run)
+        launch, env, note = self.write.launch(fleet, f"{self.plan.root}/logs/{run}")
         if not self.here.cards and ("amp" in (trainer.partition("_")[0], autocast) or autocast == "fp16"):
-            note += "; mixed precision needs a card, so this computes in float32"
+            note = "; ".join(filter(None, (note, "mixed precision needs a card, so this computes in float32")))
         return self._command(
             "train", run, [*launch, *script], batch_size=batch_size, note=note, env=env, nodes=fleet.nodes,
-            reads=tuple(filter(None, (data, weights))), device=self._device_name(fleet), skip=self._elsewhere(fleet),
+            reads=tuple(filter(None, (data, weights))), device=self._device_name(fleet),
+            skip=self.write.elsewhere(fleet),
             refused="" if trainer in self.here.trainers else
             f"{trainer} is not among the trainers of this repository ({', '.join(self.here.trainers)}); "
             f"if it has that one, say so with --trainers",
         )  # fmt: skip
-
-    def _launch(self, fleet: Fleet, run: str) -> tuple[list[str], dict[str, str], str]:
-        """What starts the script on those devices: nothing, or Paddle's launcher with what it needs here."""
-        env: dict[str, str] = {}
-        note = "" if self.here.cards or not fleet.devices else self._mapped(fleet)
-        if not fleet.nodes and len(fleet.devices) < 2:
-            if self.here.cards and fleet.devices:
-                env["CUDA_VISIBLE_DEVICES"] = fleet.devices[0]
-            return [], env, note
-        launch = ["-m", "paddle.distributed.launch"]
-        if fleet.nodes:
-            launch.append(f"--ips={','.join(fleet.nodes)}")
-            if self.here.address:
-                env["POD_IP"] = self.here.address  # or the launcher guesses by the host's name
-            if self.here.interface:
-                env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = self.here.interface
-            if self.here.start_port:
-                env["PADDLE_START_PORT"] = str(self.here.start_port)
-        launch.append(f"--gpus={fleet.text}" if fleet.devices else "--nproc_per_node=1")
-        if not self.here.cards:
-            env["PADDLE_DISTRI_BACKEND"] = "gloo"
-            if fleet.devices:
-                env["CUDA_VISIBLE_DEVICES"] = fleet.text  # by which a CPU build counts its processes
-        name = f"launch_node_{self._node(fleet)}" if fleet.nodes else "launch"
-        return [*launch, f"--log_dir={self.plan.root}/logs/{run}.{name}"], dict(sorted(env.items())), note
-
-    def _node(self, fleet: Fleet) -> int:
-        """This machine's place in that list of nodes."""
-        return fleet.nodes.index(self.here.address) if self.here.address in fleet.nodes else 0
-
-    def _elsewhere(self, fleet: Fleet) -> str:
-        """Why this node has no part in a run: one machine's run is made once, on the first node of the file."""
-        first = next((other.nodes[0] for other in self.config.fleets() if other.nodes), self.here.address)
-        if not self.here.address or self.here.address in (fleet.nodes or (first,)):
-            return ""
-        return f"this run is made on {', '.join(fleet.nodes or (first,))}"
-
-    def _mapped(self, fleet: Fleet) -> str:
-        count, each = len(fleet.devices), " a node" if fleet.nodes else ""
-        return (
-            f"no card here: gpus {fleet.text} are {count} CPU processes{each}"
-            if count > 1
-            else (f"no card here: gpu {fleet.text} is a CPU process{each}")
-        )
-
-    def _trainer_command(self, trainer: str) -> list[str]:
-        line = self.config.lines["norm_train"] if self.config.form != LONG else None
-        names = ("norm_train", "pact_train", "fpgm_train", "distill_train", "trainer1", "trainer2")
-        for name in names if line is None else ():
-            candidate = self.config.line(name)
-            if candidate and trainer == ("norm_train" if candidate.key == "normal_train" else candidate.key):
-                line = candidate
-                break
-        if line is None:
-            self.config.lines["trainer"].fail(f"names {trainer}, but no line below gives its command")
-        if (key := "norm_train" if line.key == "normal_train" else line.key) != trainer:
-            self.config.lines["trainer"].fail(f"names {trainer}, but line {line.source} gives the command of {key}")
-        if not present(line.value):
-            line.fail(f"`trainer:` names {trainer}, but its command is null")
-        command = words(line.value, line)
-        if trainer == "to_static_train" and not command[0].endswith(".py"):  # flags on top of norm_train's command
-            return [*self._trainer_command("norm_train"), *command]
-        return command
 
     def _eval(self, number: int, fleet: Fleet, run: str, weights: str, needs: str, away: str) -> None:
         line = self.config.lines.get("eval")
@@ -284,10 +155,10 @@ class _Planner:
         key = "pretrained" if present(self.config.lines["pretrained"].key) else "export_weight"
         script = [
             *words(line.value, line),
-            *self._emit(key, weights),
-            *self._unless_given(line, "data_path", self.config.value("data_path", self.mode)),
-            *self._unless_given(line, "use_gpu", self._use_gpu(number)),
-            *self._emit("eval_spare", self.config.value("eval_spare", self.mode)),
+            *self.write.emit(key, weights),
+            *self.write.unless_given(line, "data_path", self.config.value("data_path", self.mode)),
+            *self.write.unless_given(line, "use_gpu", self.write.use_gpu(number)),
+            *self.write.emit("eval_spare", self.config.value("eval_spare", self.mode)),
         ]
         self._add(self._command("eval", run, script, needs=(needs,), skip=away, env=self._visible(fleet),
                                 device=self._device_name(fleet)))  # fmt: skip
@@ -305,8 +176,8 @@ class _Planner:
             return ""
         script = [
             *words(line.value, line),
-            *self._emit("export_weight", weights),
-            *self._emit("save_inference_dir", directory),
+            *self.write.emit("export_weight", weights),
+            *self.write.emit("save_inference_dir", directory),
         ]
         command = self._command("export", run, script, needs=(needs,), skip=away, env=self._visible(fleet),
                                 makes=_model_files(directory), device=self._device_name(fleet))  # fmt: skip
@@ -333,8 +204,8 @@ class _Planner:
                 target = given or f"{self.plan.root}/{run}"
                 script = [
                     *words(line.value if export.lower() == "true" else export, line),
-                    *self._emit("export_weight", model),
-                    *self._emit("save_inference_dir", target),
+                    *self.write.emit("export_weight", model),
+                    *self.write.emit("save_inference_dir", target),
                 ]
                 command = self._command("export", run, script, makes=_model_files(target), reads=(model,))
                 self._add(command)
@@ -347,24 +218,24 @@ class _Planner:
         line = self.config.lines.get("inference")
         if line is None or not present(line.value):
             return
-        devices = self.config.values("infer_use_gpu", self.mode)
+        devices = dict.fromkeys(self.config.values("infer_use_gpu", self.mode))
         for device in devices:
-            if device and device.lower() not in (*_YES, *_NO):
+            if device and device.lower() not in (*YES, *NO):
                 self.config.lines["infer_use_gpu"].fail(f"{device!r} is neither True (gpu) nor False (cpu)")
         for device in devices:
-            name = "gpu" if device.lower() in _YES else "cpu"
+            name = "gpu" if device.lower() in YES else "cpu"
             for label, batch_size, special, arguments in self._cells(name == "gpu", quantised):
                 script = [
                     *words(line.value, line),
-                    *self._emit("infer_use_gpu", device),
-                    *self._emit("model_dir", model),
-                    *self._emit("infer_batch_size", batch_size),
+                    *self.write.emit("infer_use_gpu", device),
+                    *self.write.emit("model_dir", model),
+                    *self.write.emit("infer_batch_size", batch_size),
                     *arguments,
-                    *self._emit("image_dir", images),
-                    *self._emit("benchmark", self.config.value("benchmark", self.mode)),
-                    *self._emit("infer_spare", self.config.value("infer_spare", self.mode)),
+                    *self.write.emit("image_dir", images),
+                    *self.write.emit("benchmark", self.config.value("benchmark", self.mode)),
+                    *self.write.emit("infer_spare", self.config.value("infer_spare", self.mode)),
                 ]
-                shows = "benchmark" if self.config.value("benchmark", self.mode).lower() in _YES else ""
+                shows = "benchmark" if self.config.value("benchmark", self.mode).lower() in YES else ""
                 mapped = name == "gpu" and not self.here.cards
                 shown = f"{name}_on_cpu" if mapped and not special else name  # never a card's figure without a card
                 yield self._command(
@@ -378,7 +249,7 @@ class _Planner:
         names = ("tensorrt",) if card else ("mkldnn", "cpu_threads")
         loops = [self.config.values(name, self.mode) for name in (*names, "infer_batch_size", "precision")]
         shown = {"tensorrt": "usetrt", "mkldnn": "usemkldnn", "cpu_threads": "threads"}
-        for combination in itertools.product(*loops):
+        for combination in dict.fromkeys(itertools.product(*loops)):
             *options, batch_size, precision = combination
             half = precision.lower() in ("fp16", "true")
             plain = options[0].lower() == "false"  # without TensorRT on a card, without mkldnn on a CPU
@@ -389,8 +260,8 @@ class _Planner:
             chosen = [(name, value) for name, value in zip(names, options) if value]
             label = "".join(f"_{shown[name]}_{value}" for name, value in chosen)
             label += f"_precision_{precision}" if precision else ""
-            arguments = [word for name, value in chosen for word in self._emit(name, value)]
-            arguments += self._emit("precision", precision)
+            arguments = [word for name, value in chosen for word in self.write.emit(name, value)]
+            arguments += self.write.emit("precision", precision)
             special = "TensorRT" if card and options[0].lower() == "true" else "fp16" if half else ""
             yield f"{label}_batchsize_{batch_size}" if batch_size else label, batch_size, special, arguments
 
@@ -410,33 +281,7 @@ class _Planner:
             run = self._run_name(fleet, trainer, autocast, f"_{precision}_bs{batch_size}")
             command = self._train(number, fleet, trainer, autocast, run, tail["epoch"].value, batch_size)
             # The log of the launcher shows its node's first rank; the figures are in trainer 0's.
-            self._add(replace(command, shows="" if self._node(fleet) else "ips"))
-
-    # Arguments
-
-    def _emit(self, name: str, value: str) -> list[str]:
-        """`key=value`, the key being what the file says."""
-        line = self.config.line(name)
-        if line is None or not present(line.key) or not value:
-            return []
-        bare = re.fullmatch(r"use[-_]gpu", line.key) and self.config.lines["epochs"].key.startswith("--")
-        key = f"--{line.key}" if bare else line.key
-        *before, flag = words(key, line)
-        plain = " ".join(words(value, line)) if re.search("[\"']", value) else value  # one argument, blanks or not
-        return [*before, f"{flag}={plain}"]
-
-    def _unless_given(self, command: Line, name: str, value: str) -> list[str]:
-        emitted = self._emit(name, value)
-        return [] if emitted and f"{emitted[-1].partition('=')[0]}=" in command.value else emitted
-
-    def _use_gpu(self, number: int) -> str:
-        """Line 5 is aligned with gpu_list; a single value serves every entry."""
-        values = self.config.values("use_gpu", self.mode)
-        if len(values) not in (1, len(self.config.fleets())):
-            self.config.lines["use_gpu"].fail(
-                f"{len(values)} values for {len(self.config.fleets())} entries of gpu_list: one for all, or one each"
-            )
-        return values[number if len(values) > 1 else 0]
+            self._add(replace(command, shows="" if self.write.node(fleet) else "ips"))
 
     def _required(self, name: str) -> str:
         line = self.config.lines[name]
@@ -458,7 +303,7 @@ class _Planner:
         self, stage: str, run: str, script: list[str], part: str = "", env: dict[str, str] | None = None, **more: Any
     ) -> Command:
         if not self.here.cards and not more.get("skip"):
-            mapped = _on_cpu(script)
+            mapped = on_cpu(script)
             more["note"] = more.get("note") or ("no card here: runs on the CPU" if mapped != script else "")
             script = mapped
         name = f"{run}.{stage}{part}"
@@ -480,19 +325,3 @@ def _weight_files(path: str) -> tuple[tuple[str, str], ...]:
 def _model_files(directory: str) -> tuple[tuple[str, str], ...]:
     """What an exported model consists of, in whatever sub-folder: the weights and the graph of any Paddle version."""
     return ((directory, "**/*.pdiparams"), (directory, "**/*.pdmodel|**/*.json"))
-
-
-def _on_cpu(script: list[str]) -> list[str]:
-    """The device map: arguments that ask for a card ask for the CPU instead."""
-    mapped = []
-    for before, word in zip(["", *script], script):
-        key, equals, value = word.partition("=")
-        if not equals and before in ("--device", "--use-gpu", "--use_gpu"):
-            key, equals, value = before, "", word
-        plain = key.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
-        if plain == "device" and value.lower().startswith("gpu"):
-            value = "cpu"
-        elif plain == "use_gpu" and value.lower() in _YES:
-            value = "cpu" if value.lower() == "gpu" else "False"
-        mapped.append(f"{key}={value}" if equals else value if key is before and before else word)
-    return mapped

@@ -20,8 +20,9 @@ import ppfleet
 from ppfleet import guard
 from ppfleet.errors import CommError
 from ppfleet.tipc import figures, report
+from ppfleet.tipc.command import Command
 from ppfleet.tipc.meet import Meeting
-from ppfleet.tipc.plan import Command, Plan
+from ppfleet.tipc.plan import Plan
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 DEFAULT_PORT = 6070  # Paddle's launcher's; the nodes meet one below

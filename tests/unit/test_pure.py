@@ -6,7 +6,7 @@ import sys
 from tests.harness import ROOT
 
 PURE = ("world", "sampler", "metrics", "checkpoint", "files", "pdparams", "errors", "log", "script")
-TIPC = ("guard", "hosts", "tipc.command")  # these start processes and ask the network, but know nothing of training
+TIPC = ("guard", "hosts", "tipc.cli")  # these start processes and ask the network, but know nothing of training
 
 
 def python(code):

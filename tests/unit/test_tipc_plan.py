@@ -8,7 +8,7 @@ import pytest
 
 from ppfleet.errors import ConfigError
 from ppfleet.tipc import config, plan
-from ppfleet.tipc.plan import Here
+from ppfleet.tipc.command import Here
 from tests.tipc_files import LONG, SHORT, edited, tipc
 
 LITE = "lite_train_lite_infer"

@@ -1,0 +1,142 @@
+"""How the arguments of a command are written: keys from the file, Paddle's launcher, the device map."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+
+from ppfleet.tipc.command import Here
+from ppfleet.tipc.config import Config, Fleet
+from ppfleet.tipc.layout import LONG
+from ppfleet.tipc.lines import Line, present, words
+
+YES, NO = ("true", "gpu", "1"), ("false", "cpu", "0")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    config: Config
+    mode: str
+    here: Here
+
+    def emit(self, name: str, value: str) -> list[str]:
+        """`key=value`, the key being what the file says."""
+        line = self.config.line(name)
+        if line is None or not present(line.key) or not value:
+            return []
+        bare = re.fullmatch(r"use[-_]gpu", line.key) and self.config.lines["epochs"].key.startswith("--")
+        key = f"--{line.key}" if bare else line.key
+        *before, flag = words(key, line)
+        plain = " ".join(words(value, line)) if re.search("[\"']", value) else value  # one argument, blanks or not
+        return [*before, f"{flag}={plain}"]
+
+    def unless_given(self, command: Line, name: str, value: str) -> list[str]:
+        emitted = self.emit(name, value)
+        return [] if emitted and f"{emitted[-1].partition('=')[0]}=" in command.value else emitted
+
+    def use_gpu(self, number: int) -> str:
+        """Line 5 is aligned with gpu_list; a single value serves every entry."""
+        values = self.config.values("use_gpu", self.mode)
+        if len(values) not in (1, len(self.config.fleets())):
+            self.config.lines["use_gpu"].fail(
+                f"{len(values)} values for {len(self.config.fleets())} entries of gpu_list: one for all, or one each"
+            )
+        return values[number if len(values) > 1 else 0]
+
+    def trainer(self, trainer: str) -> list[str]:
+        line = self.config.lines["norm_train"] if self.config.form != LONG else None
+        names = ("norm_train", "pact_train", "fpgm_train", "distill_train", "trainer1", "trainer2")
+        for name in names if line is None else ():
+            candidate = self.config.line(name)
+            if candidate and trainer == ("norm_train" if candidate.key == "normal_train" else candidate.key):
+                line = candidate
+                break
+        if line is None:
+            self.config.lines["trainer"].fail(f"names {trainer}, but no line below gives its command")
+        if (key := "norm_train" if line.key == "normal_train" else line.key) != trainer:
+            self.config.lines["trainer"].fail(f"names {trainer}, but line {line.source} gives the command of {key}")
+        if not present(line.value):
+            line.fail(f"`trainer:` names {trainer}, but its command is null")
+        command = words(line.value, line)
+        if trainer == "to_static_train" and not command[0].endswith(".py"):  # flags on top of norm_train's command
+            return [*self.trainer("norm_train"), *command]
+        return command
+
+    def launch(self, fleet: Fleet, logs: str) -> tuple[list[str], dict[str, str], str]:
+        """What starts the script on those devices: nothing, or Paddle's launcher with what it needs here."""
+        env: dict[str, str] = {}
+        note = "" if self.here.cards or not fleet.devices else self._mapped(fleet)
+        if not fleet.nodes and len(fleet.devices) < 2:
+            if self.here.cards and fleet.devices:
+                env["CUDA_VISIBLE_DEVICES"] = fleet.devices[0]
+            return [], env, note
+        launch = ["-m", "paddle.distributed.launch"]
+        if fleet.nodes:
+            launch.append(f"--ips={','.join(fleet.nodes)}")
+            if self.here.address:
+                env["POD_IP"] = self.here.address  # or the launcher guesses by the host's name
+            if self.here.interface:
+                env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = self.here.interface
+            if self.here.start_port:
+                env["PADDLE_START_PORT"] = str(self.here.start_port)
+        launch.append(f"--gpus={fleet.text}" if fleet.devices else "--nproc_per_node=1")
+        if not self.here.cards:
+            env["PADDLE_DISTRI_BACKEND"] = "gloo"
+            if fleet.devices:
+                env["CUDA_VISIBLE_DEVICES"] = fleet.text  # by which a CPU build counts its processes
+        name = f"launch_node_{self.node(fleet)}" if fleet.nodes else "launch"
+        return [*launch, f"--log_dir={logs}.{name}"], dict(sorted(env.items())), note
+
+    def node(self, fleet: Fleet) -> int:
+        """This machine's place in that list of nodes."""
+        return fleet.nodes.index(self.here.address) if self.here.address in fleet.nodes else 0
+
+    def elsewhere(self, fleet: Fleet) -> str:
+        """Why this node has no part in a run: one machine's run is made once, on the first node of the file."""
+        first = next((other.nodes[0] for other in self.config.fleets() if other.nodes), self.here.address)
+        if not self.here.address or self.here.address in (fleet.nodes or (first,)):
+            return ""
+        return f"this run is made on {', '.join(fleet.nodes or (first,))}"
+
+    def _mapped(self, fleet: Fleet) -> str:
+        count, each = len(fleet.devices), " a node" if fleet.nodes else ""
+        return (
+            f"no card here: gpus {fleet.text} are {count} CPU processes{each}"
+            if count > 1
+            else (f"no card here: gpu {fleet.text} is a CPU process{each}")
+        )
+
+
+def interpreter(line: Line) -> tuple[list[str], str]:
+    """What starts a script, and what is to be said about it.
+
+    `python`, and any version up to this one (nearly all published files say python3.7), is the interpreter that runs
+    the runner; a path, or another name, is taken as it stands.
+    """
+    command = words(line.value, line)
+    if not present(line.value) or not command:
+        line.fail("names no interpreter")
+    version = re.fullmatch(r"python(\d*)(?:\.(\d+))?", command[0])
+    own = sys.version_info[:2]
+    if version is None or (int(version[1] or 3), int(version[2] or 0)) > own:
+        return command, ""
+    other = version[2] is not None and (int(version[1]), int(version[2])) != own
+    note = f"{command[0]}: Python {own[0]}.{own[1]}, which runs this runner, stands in for it" if other else ""
+    return [sys.executable, *command[1:]], note
+
+
+def on_cpu(script: list[str]) -> list[str]:
+    """The device map: arguments that ask for a card ask for the CPU instead."""
+    mapped = []
+    for before, word in zip(["", *script], script):
+        key, equals, value = word.partition("=")
+        if not equals and before in ("--device", "--use-gpu", "--use_gpu"):
+            key, equals, value = before, "", word
+        plain = key.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
+        if plain == "device" and value.lower().startswith("gpu"):
+            value = "cpu"
+        elif plain == "use_gpu" and value.lower() in YES:
+            value = "cpu" if value.lower() == "gpu" else "False"
+        mapped.append(f"{key}={value}" if equals else value if key is before and before else word)
+    return mapped

@@ -43,7 +43,7 @@ def below(pid: int) -> list[int]:
 def main(parent: int, grace: float, command: list[str]) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt()
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before we asked to be told
         return 128 + signal.SIGTERM
@@ -57,46 +57,48 @@ def main(parent: int, grace: float, command: list[str]) -> int:
     except OSError as failure:
         print(f"cannot start {command[0]}: {failure.strerror}", file=sys.stderr, flush=True)
         return 126 if isinstance(failure, PermissionError) else 127
-    deadline = float("inf")
+    stopped, deadline = 0, float("inf")
     while child.poll() is None:
         got = signal.sigtimedwait(_WAITED, max(0.0, min(5.0, deadline - time.monotonic())))
-        if got is not None and got.si_signo in _STOP and deadline == float("inf"):
-            deadline = time.monotonic() + grace
+        if got is not None and got.si_signo in _STOP and not stopped:
+            stopped, deadline = got.si_signo, time.monotonic() + grace
             child.send_signal(signal.SIGTERM)
         _reap(child.pid)
         if time.monotonic() >= deadline:
-            _end(0)
-    _end(_LEFTOVER_GRACE)
+            break
+    end_below(0 if stopped else _LEFTOVER_GRACE, child)
+    if stopped:
+        return 128 + stopped  # whatever it said then, it did not come to its end
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _reap(spare: int = 0) -> None:
-    """Take the exit codes of adopted processes; the command's own is left to `Popen`."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None or ended.si_pid == spare:
-                return
-            os.waitpid(ended.si_pid, os.WNOHANG)
+def _reap(spare: int) -> None:
+    """Take the exit codes of adopted processes; the one of `spare` is for its own `Popen`."""
+    for pid in below(os.getpid()):
+        if pid != spare:
+            with contextlib.suppress(ChildProcessError):  # a grandchild
+                os.waitpid(pid, os.WNOHANG)
 
 
-def _end(grace: float) -> None:
-    """End everything below: SIGTERM, and after the grace SIGKILL, until nothing is there."""
+def end_below(grace: float, child: subprocess.Popen[bytes] | None = None) -> None:
+    """End everything below this process: SIGTERM, and after the grace SIGKILL, until nothing is there."""
     deadline = time.monotonic() + grace
-    _signal(signal.SIGTERM)
-    while below(os.getpid()):
-        if time.monotonic() >= deadline:
-            _signal(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+    number: signal.Signals | None = signal.SIGTERM
+    while left := below(os.getpid()):
+        if number is not None:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        number = signal.SIGKILL if time.monotonic() >= deadline else None
+        if child is not None:
+            child.poll()
+        _reap(child.pid if child is not None else 0)
         time.sleep(0.02)
 
 
-def _signal(number: signal.Signals) -> None:
-    for pid in below(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+def adopt() -> None:
+    """From now on, processes below this one whose parents die become its children."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 if __name__ == "__main__":

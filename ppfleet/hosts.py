@@ -56,6 +56,7 @@ def own(hosts: Sequence[str], env: Mapping[str, str] | None = None) -> str:
         raise WorldError(f"POD_IP={said} is none of {', '.join(hosts)}")
     mine = [host for host in hosts if interface_of(host)]
     if len(mine) == 1:
+        _check_reachable(mine[0], hosts)
         return mine[0]
     if mine:
         raise WorldError(f"{' and '.join(mine)} are both this machine: say which one it is, such as POD_IP={mine[0]}")
@@ -64,3 +65,14 @@ def own(hosts: Sequence[str], env: Mapping[str, str] | None = None) -> str:
         f"none of {', '.join(hosts)} is an address of this machine, which has {shown or 'loopback alone'}: "
         f"correct the list, or say POD_IP=<its address in the list>"
     )
+
+
+def _check_reachable(host: str, all_hosts: Sequence[str]) -> None:
+    """A name that stands for loopback, as Debian's installer writes it, is of no use to the other machines."""
+    found = resolve(host)
+    if len(all_hosts) > 1 and found != [host.strip("[]")] and all(ipaddress.ip_address(a).is_loopback for a in found):
+        shown = ", ".join(address for address in addresses() if not ipaddress.ip_address(address).is_loopback)
+        raise WorldError(
+            f"{host} is {found[0]} on this machine, where no other can reach it: list its address ({shown}), "
+            f"or correct /etc/hosts"
+        )

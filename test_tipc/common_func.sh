@@ -3,7 +3,7 @@
 # The one that $PYTHON names, else the project's own environment, else python3. No other is touched.
 tipc_python() {
     if [ -n "${PYTHON:-}" ]; then echo "$PYTHON"
-    elif [ -x .venv/bin/python ]; then echo .venv/bin/python
+    elif [ -x "$1/.venv/bin/python" ]; then echo "$1/.venv/bin/python"
     else echo python3; fi
 }
 
@@ -15,13 +15,17 @@ tipc_begin() {
         exit 2
     fi
     local here
-    here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+    here="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." > /dev/null && pwd)"
     config="$1"
     mode="$2"
-    if [ -f "$config" ] && [ ! "$config" -ef "$here/$config" ]; then config="$(realpath "$config")"; fi
-    cd "$here" || exit 2
-    python="$(tipc_python)"
-    if ! "$python" -c 'import ppfleet.tipc.cli'; then
+    python="$(tipc_python "$here")"
+    case "$python" in
+        /*) ;;
+        */*) python="$PWD/$python" ;;
+    esac
+    if [ -f "$config" ] && [ ! "$config" -ef "$here/$config" ]; then config="$(realpath -- "$config")"; fi
+    cd -- "$here" || exit 2
+    if [ "$("$python" -c 'import ppfleet.tipc.cli; print("ready")')" != ready ]; then
         echo "$python cannot import ppfleet: run \`make .venv/.ready\`, or $python -m pip install -e '.[cpu,dev]' ('.[gpu,dev]' with cards)" >&2
         exit 2
     fi

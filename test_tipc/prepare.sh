@@ -4,6 +4,7 @@
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common_func.sh"
 tipc_begin "$@"
+"$python" -m ppfleet tipc plan "$config" "$mode" "${@:3}" > /dev/null || exit
 case "$mode" in
     lite_* | whole_infer | benchmark_train) "$python" tools/lite_data.py lite_data || exit ;;
 esac

@@ -28,8 +28,7 @@ class Arguments:
         bare = re.fullmatch(r"use[-_]gpu", line.key) and self.config.lines["epochs"].key.startswith("--")
         key = f"--{line.key}" if bare else line.key
         *before, flag = words(key, line)
-        plain = " ".join(words(value, line)) if re.search("[\"']", value) else value  # one argument, blanks or not
-        return [*before, f"{flag}={plain}"]
+        return [*before, f"{flag}={unquoted(value)}"]
 
     def unless_given(self, command: Line, name: str, value: str) -> list[str]:
         emitted = self.emit(name, value)
@@ -106,6 +105,12 @@ class Arguments:
             if count > 1
             else (f"no card here: gpu {fleet.text} is a CPU process{each}")
         )
+
+
+def unquoted(value: str) -> str:
+    """A value is one argument, blanks or not; quotation marks around it are the shell's."""
+    quoted = re.fullmatch(r"""(["'])(.*)\1""", value)
+    return quoted[2] if quoted else value
 
 
 def interpreter(line: Line) -> tuple[list[str], str]:

@@ -25,9 +25,11 @@ from ppfleet.tipc.run import Runner
 
 
 def main(arguments: list[str]) -> int:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        getattr(sys, name).reconfigure(errors="backslashreplace")
     o = options(arguments)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         return int({"run": run, "plan": show, "lint": explain}[o.what](o))
     except (ConfigError, WorldError) as failure:
@@ -39,6 +41,9 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except (OSError, UnicodeError) as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -52,7 +57,7 @@ def options(arguments: list[str]) -> Namespace:
     add("mode", nargs="?", default="", help=f"{', '.join(tipc.MODES)} (lint: may be left out)")
     add("--device", choices=["auto", "gpu", "cpu"], default="auto",
         help="cpu: the device map, which certifies files for cards on a machine without")  # fmt: skip
-    add("--output", default=OUTPUT, metavar="DIR", help="where <model>/<mode>/ is made")
+    add("--output", type=directory, default=OUTPUT, metavar="DIR", help="where <model>/<mode>/ is made")
     add("--trainers", type=names, default=TRAINERS, metavar="NAMES",
         help="the trainers that this repository has; others are refused")  # fmt: skip
     add("--timeout", type=number(float, 1), metavar="SECONDS",
@@ -64,6 +69,12 @@ def options(arguments: list[str]) -> Namespace:
     if not o.mode and o.what != "lint":
         parser.error(f"which mode? {', '.join(tipc.MODES)}")
     return o
+
+
+def directory(text: str) -> str:
+    if not text.strip("/"):
+        raise ArgumentTypeError(f"{text!r} is no directory for results")
+    return text.rstrip("/")
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -111,7 +122,7 @@ def explain(o: Namespace) -> int:
 
 def here(o: Namespace, config: tipc.Config | None) -> Here:
     """This machine, as far as the plan must know it."""
-    nodes = max((fleet.nodes for fleet in config.fleets()), key=len) if config and o.mode != "whole_infer" else ()
+    nodes = config.nodes() if config and o.mode != "whole_infer" else ()
     address = hosts.own(nodes) if nodes else ""
     port = os.environ.get("PADDLE_START_PORT") or os.environ.get("FLAGS_START_PORT") or "0"
     if not port.isdecimal() or not (port == "0" or 1024 < int(port) < 65000):
@@ -121,7 +132,7 @@ def here(o: Namespace, config: tipc.Config | None) -> Here:
         address=address,
         interface=hosts.interface_of(address) if address else "",
         start_port=int(port),
-        output=o.output.rstrip("/"),
+        output=o.output,
         trainers=o.trainers,
         limit=o.timeout or 0,
     )

@@ -6,12 +6,14 @@ and `#` lines keep their number. Errors name the line as an editor shows it.
 
 from __future__ import annotations
 
+import difflib
+import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ppfleet.errors import ConfigError
-from ppfleet.tipc.layout import LAST_REQUIRED, LAYOUTS, check_anchors, check_family, find_form
+from ppfleet.tipc.layout import LAST_REQUIRED, LAYOUTS, check_family, check_places, find_form
 from ppfleet.tipc.lines import Line, present, read
 
 MODES = (
@@ -66,16 +68,23 @@ class Config:
         line = self.lines["gpu_list"]
         return [parse_devices(line, part) for part in line.values()]
 
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes of the file, trainer 0's first."""
+        lists = [fleet.nodes for fleet in self.fleets() if fleet.nodes]
+        if len({nodes[0] for nodes in lists}) > 1:
+            self.lines["gpu_list"].fail("every list of nodes must begin with the same one, trainer 0's")
+        return tuple(dict.fromkeys(node for nodes in lists for node in nodes))
+
     def trainers(self) -> list[str]:
         line = self.lines["trainer"]
         named = ["norm_train" if name == "normal_train" else name for name in line.values()]
-        if not all(map(present, named)):
+        if not all(present(name) and re.fullmatch(r"\w+", name) for name in named):
             line.fail("names no trainer: norm_train, amp_train or fleet_train")
         return list(dict.fromkeys(named))
 
 
 def _by_mode(line: Line) -> bool:
-    return any(part.partition("=")[0].strip() in (*MODES, *OTHER_MODES) and "=" in part for part in line.values())
+    return any(re.match(r"(lite|whole|klquant)_\w+\s*=|benchmark_train\s*=", part) for part in line.values())
 
 
 def for_mode(line: Line, mode: str) -> str:
@@ -83,6 +92,10 @@ def for_mode(line: Line, mode: str) -> str:
     if not _by_mode(line):
         return present(line.value)
     choices = {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in line.values())}
+    for name in choices:
+        if name not in (*MODES, *OTHER_MODES):
+            near = difflib.get_close_matches(name, MODES, 1, 0.7)
+            line.fail(f"{name!r} is no mode" + (f": {near[0]} was probably meant" if near else ""))
     if mode not in choices:
         line.fail(f"no value for {mode}, only for {', '.join(choices)}; add `|{mode}=…`")
     return present(choices[mode])
@@ -108,14 +121,14 @@ def _parse(path: Path, lines: list[Line]) -> Config:
             f"the file ends after line {lines[-1].source}; the {form} form goes on with {layout[missing[0]].lower()}"
         )
     tails_at = next((n for n, line in enumerate(lines) if n >= LAST_REQUIRED[form] and line.banner), len(lines))
-    check_anchors(lines[:tails_at], form)
+    check_places(lines[:tails_at], form)
     named = {
         name.lower(): lines[number - 1]
         for number, name in layout.items()
         if number <= tails_at and name not in ("BANNER", "##") and not lines[number - 1].separator
     }
     config = Config(path, form, named, _tails(lines[tails_at:]))
-    if not re.fullmatch(r"[^/\s]+", config.model) or config.model in (".", ".."):
+    if not re.fullmatch(r"[^/\s]+", config.model) or config.model in (".", "..", "null"):
         config.lines["model_name"].fail("names no model; it becomes a directory: one word without slashes")
     config.fleets()
     return config
@@ -141,7 +154,7 @@ def parse_devices(line: Line, text: str) -> Fleet:
         line.fail(f"{text!r} holds a blank, where a shell would cut it in two: write {together}")
     nodes = tuple(addresses.split(",")) if several else ()
     for node in nodes:
-        if not re.fullmatch(r"\[?[0-9A-Za-z_.:%-]+\]?", node):
+        if not _is_host(node):
             line.fail(f"{node!r} is no address or host name; expected is ip,ip;0,1")
     twice = {node for node in nodes if nodes.count(node) > 1}
     if twice:
@@ -149,9 +162,18 @@ def parse_devices(line: Line, text: str) -> Fleet:
     ids = devices.split(",")
     if devices == "-1":
         return Fleet(nodes, (), devices)
-    if not all(device.isdecimal() for device in ids) or len(set(ids)) < len(ids):
+    if not all(re.fullmatch("0|[1-9][0-9]{0,3}", device) for device in ids) or len(set(ids)) < len(ids):
         expected = "-1 (CPU), 0, 0,1 or ip,ip;0,1, several runs separated by |"
-        if re.search(r"[.:]|[A-Za-z]", text) and not several:
+        if not several and all(map(_is_host, ids)) and re.search("[.:]", text):
             line.fail(f"{text!r} lists addresses without devices: expected is {text};0,1")
         line.fail(f"{text!r} is no list of devices; expected is {expected}")
     return Fleet(nodes, tuple(ids), devices)
+
+
+def _is_host(text: str) -> bool:
+    """An address of either kind, or a name; a number with dots that is no address is neither."""
+    try:
+        ipaddress.ip_address(text.strip("[]").partition("%")[0])
+        return True
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z_](?:[\w.-]*\w)?", text, re.ASCII) is not None

@@ -1,10 +1,12 @@
-"""The figures in a command's log: TIPC's benchmark block, and the `ips` of training. Pure."""
+"""The figures in a command's log, read line by line: TIPC's benchmark block, and the `ips` of training."""
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path
 
 MISSING = {
     "benchmark": "its log has no benchmark block (Perf info with preprocess_time, inference_time, postprocess_time)",
@@ -12,39 +14,44 @@ MISSING = {
 }
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 _ROWS = {
+    "data_num": rf"data_num: {_NUMBER}",
     "cpu_rss_mb": rf"cpu_rss\(MB\): {_NUMBER}",
     "total_s": rf"total time spent\(s\): {_NUMBER}",
     "preprocess_ms": rf"preprocess_time\(ms\): {_NUMBER}",
     "inference_ms": rf"inference_time\(ms\): {_NUMBER}",
     "postprocess_ms": rf"postprocess_time\(ms\): {_NUMBER}",
-    "data_num": rf"data_num: {_NUMBER}",
     "inference_p50_ms": rf"inference_time\(ms\) p50: {_NUMBER}",
     "inference_p99_ms": rf"inference_time\(ms\) p50: .*p99: {_NUMBER}",
     "images_per_s": rf"images/s: {_NUMBER}",
 }
-_NEEDED = ("total_s", "preprocess_ms", "inference_ms", "postprocess_ms")
+_NEEDED = {"total_s", "preprocess_ms", "inference_ms", "postprocess_ms"}
+_BANNER = " Perf info -"
 
 
-def found(kind: str, log: str) -> dict[str, Any] | None:
+def found(kind: str, log: Path) -> dict[str, float] | None:
     """What the log tells of that kind; None where it does not tell it."""
-    return _benchmark(log) if kind == "benchmark" else _ips(log)
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return _benchmark(lines) if kind == "benchmark" else _ips(lines)
 
 
-def _benchmark(log: str) -> dict[str, Any] | None:
-    _, banner, block = log.rpartition(" Perf info -")
-    if not banner:
-        return None
-    # The rows before Perf info belong to the block too; the last of each counts.
-    values = {name: matches[-1] for name, row in _ROWS.items() if (matches := re.findall(row, log))}
-    inside = {name: re.search(row, block) for name, row in _ROWS.items()}
-    if not all(inside[name] for name in _NEEDED):
-        return None
-    return {name: float(value) for name, value in values.items()}
+def _benchmark(lines: Iterable[str]) -> dict[str, float] | None:
+    values: dict[str, float] = {}
+    after: set[str] = set()  # what came after the last banner
+    banner = False
+    for line in lines:
+        if _BANNER in line:
+            banner, after = True, set()
+        for name, row in _ROWS.items():
+            if (match := re.search(row, line)) and math.isfinite(value := float(match[1])):
+                values[name] = value
+                after.add(name)
+    return values if banner and after >= _NEEDED else None
 
 
-def _ips(log: str) -> dict[str, Any] | None:
-    values = [float(value) for value in re.findall(rf"\bips: {_NUMBER}", log)]
+def _ips(lines: Iterable[str]) -> dict[str, float] | None:
+    values = [float(match) for line in lines for match in re.findall(rf"\bips: {_NUMBER}", line)]
+    values = [value for value in values if math.isfinite(value)]
     if not values:
         return None
-    steady = values[1:] or values  # the first line includes the start
-    return {"images_per_s": statistics.median(steady), "lines": len(values)}
+    # The first line of several includes the start.
+    return {"images_per_s": statistics.median(values[1:] or values)}

@@ -89,6 +89,7 @@ def misplaced(lines: list[Line], trainer: Line) -> str:
     return f"{said}: {what}{suspect}, so that every line after has another meaning"
 
 
+# What a key looks like, as far as published files agree; lines that are not here may be called anything.
 _LOOKS = {
     "use_gpu": r"use.?gpu|device",
     "autocast": r"auto.?cast|amp",
@@ -99,6 +100,29 @@ _LOOKS = {
     "train_model_name": r"train(ed)?_model_name",
     "data_path": r"data",
     "train_infer_img_dir": r"train_infer|img|image|dir",
+    "norm_train": r"train",
+    "pact_train": r"train",
+    "fpgm_train": r"train",
+    "distill_train": r"train",
+    "save_inference_dir": r"save|inference|output|dir",
+    "export_weight": r"pretrain|weight|checkpoint|model",
+    "norm_export": r"export",
+    "pact_export": r"export|quant",
+    "fpgm_export": r"export",
+    "distill_export": r"export",
+    "infer_model": r"model",
+    "infer_export": r"export|infer_mode",
+    "infer_quant": r"quant",
+    "infer_use_gpu": r"use.?gpu|device",
+    "mkldnn": r"mkldnn|onednn",
+    "cpu_threads": r"thread",
+    "infer_batch_size": r"batch",
+    "tensorrt": r"tensorrt|trt",
+    "precision": r"precision|fp16|mode",
+    "model_dir": r"model",
+    "image_dir": r"image|img|input|data|path|file|source",
+    "save_log_path": r"log",
+    "benchmark": r"benchmark",
 }
 
 
@@ -127,21 +151,54 @@ def _first_shifted(lines: list[Line], form: str, stop: int) -> str:
     return ""
 
 
-def check_anchors(lines: list[Line], form: str) -> None:
-    """The keys that every published file has in the same line; a line that is missing shifts all after it."""
+# Keys that every published file has in one and the same place.
+_PLACES = {
+    "model_name": "MODEL_NAME", "python": "PYTHON", "gpu_list": "GPU_LIST", "trainer": "TRAINER", "eval": "EVAL",
+    "inference": "INFERENCE", "train_model_name": "train_model_name", "trained_model_name": "train_model_name",
+    "train_infer_img_dir": "train_infer_img_dir", "norm_export": "norm_export", "quant_export": "pact_export",
+    "pact_export": "pact_export", "fpgm_export": "fpgm_export", "distill_export": "distill_export",
+    "inference_dir": "inference_dir", "train_model": "infer_model", "infer_model": "infer_model",
+    "infer_export": "infer_export", "infer_quant": "infer_quant",
+}  # fmt: skip
+_BANNERS = {1: "train_params", 16: "eval_params", 19: "infer_params", 23: "eval_params", 27: "infer_params"}
+
+
+def check_places(lines: list[Line], form: str) -> None:
+    """Every line where the form has it, as far as its key tells; a line that is missing shifts all after it."""
     layout = LAYOUTS[form]
-    for number, name in layout.items():
-        if number > len(lines) or name == "##" or number in _MAY_SEPARATE and form == LONG:
+    for line in lines:
+        name = layout.get(line.number, "")
+        if not name or (form == LONG and line.number in _MAY_SEPARATE and line.separator):
             continue
-        if fits(lines[number - 1], name) if name.isupper() else not lines[number - 1].separator:
+        if not line.separator and ":" not in line.text:
+            line.fail(f"no colon: expected is `key:value`, here the {_shown(name)}")
+        elsewhere = _PLACES.get(line.key, name) != name
+        if fits(line, name) and not elsewhere:
             continue
-        line, wanted = lines[number - 1], "a ======banner======" if name == "BANNER" else f"`{name.lower()}:`"
-        near = [other for other in lines if number - 3 <= other.number <= number + 3]
-        elsewhere = [other for other in near if name.isupper() and fits(other, name)]
-        shift = elsewhere[0].number - number if elsewhere else 0
-        hint = "; a line is missing before this one" if line.separator else ""
-        if shift:
-            what = f"{abs(shift)} line{'s are' if abs(shift) > 1 else ' is'} {'too many' if shift > 0 else 'missing'}"
-            before = max(n for n in layout if n < number and layout[n].isupper())
-            hint = f"; it stands in line {elsewhere[0].source}: {what} after line {lines[before - 1].source}"
-        line.fail(f"expected {wanted} here, as line {number} of the {form} form{hint}")
+        step = next((step for step in (1, -1, 2, -2, 3, -3) if _belongs(line, layout, line.number + step)), 0)
+        if elsewhere or step or name.isupper() or name == "##" or line.separator:
+            line.fail(f"expected {_shown(name)} here, as line {line.number} of the {form} form{_hint(line, step)}")
+
+
+def _shown(name: str) -> str:
+    return {"BANNER": "a ======banner======", "##": "`##`"}.get(name, f"`{name.lower()}:`" if name.isupper() else name)
+
+
+def _belongs(line: Line, layout: dict[int, str], number: int) -> bool:
+    """Whether a line is what the form has at that number, and not only something that may be called anything."""
+    name = layout.get(number, "")
+    if line.banner is not None:
+        return name == "BANNER" and line.banner == _BANNERS.get(number)
+    if line.separator:
+        return name == "##"
+    if line.key in _PLACES:
+        return _PLACES[line.key] == name
+    return name in _LOOKS and line.key not in ("", "null") and fits(line, name)
+
+
+def _hint(line: Line, step: int) -> str:
+    """What probably happened, when a line belongs that many lines further on."""
+    if not step:
+        return "; a line is missing before this one" if line.separator else ""
+    what = f"{abs(step)} line{'s are' if abs(step) > 1 else ' is'} {'missing' if step > 0 else 'too many'} before it"
+    return f"; it belongs in line {line.number + step}: {what}, or the order is wrong"

@@ -30,8 +30,8 @@ class Line:
     @property
     def banner(self) -> str | None:
         """The name in `=====name=====`."""
-        found = re.fullmatch(r"=+\s*(.*?)\s*=+", self.text.strip())
-        return found.group(1) if found else None
+        text = self.text.strip()
+        return text.strip("=").strip() if text[0] == text[-1] == "=" else None
 
     @property
     def separator(self) -> bool:
@@ -73,5 +73,9 @@ def read(path: str | Path) -> list[Line]:
         raise ConfigError(f"cannot read {path}: {failure.strerror}") from None
     except UnicodeDecodeError as failure:
         raise ConfigError(f"{path} is no UTF-8 text (byte {failure.start}): save it as UTF-8") from None
-    kept = [(source, line) for source, line in enumerate(text.splitlines(), 1) if line.strip()]
-    return [Line(number, source, line) for number, (source, line) in enumerate(kept, 1)]
+    kept = [(source, line) for source, line in enumerate(re.split(r"\r\n|\n|\r", text), 1) if line.strip()]
+    lines = [Line(number, source, line) for number, (source, line) in enumerate(kept, 1)]
+    for line in lines:
+        if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", line.text):
+            raise ConfigError(f"{path}: line {line.source} holds a control character: {line.text!r}")
+    return lines

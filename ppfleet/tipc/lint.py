@@ -11,7 +11,6 @@ from ppfleet.tipc import config as tipc
 from ppfleet.tipc import plan
 from ppfleet.tipc.command import TRAINERS, Here
 from ppfleet.tipc.config import Config
-from ppfleet.tipc.layout import LAYOUTS, fits
 from ppfleet.tipc.lines import Line, read
 
 # A warning is about what this runner gets over, and another may not.
@@ -39,7 +38,6 @@ def lint(path: str | Path, mode: str = "") -> list[Finding]:
     known = {(f.level, f.line) for f in findings}
     try:
         config = tipc.parse(path)
-        findings += _places(config, lines)
         trains = mode != "whole_infer" and config.value("trainer")
         findings += _trainers(config) if trains else []
         for wanted in [mode] if mode else _modes(config) if trains else []:
@@ -63,7 +61,8 @@ def _located(message: str, lines: list[Line]) -> Finding:
 def _modes(config: Config) -> list[str]:
     """The training modes that the file has values for: without a mode to look at, all of those."""
     line = config.lines["epochs"]
-    return [mode for mode in tipc.MODES if any(part.startswith(f"{mode}=") for part in line.values())]
+    known = [mode for mode in tipc.MODES if any(part.startswith(f"{mode}=") for part in line.values())]
+    return known or [tipc.MODES[0]]
 
 
 def _bytes(data: bytes) -> list[Finding]:
@@ -86,19 +85,15 @@ def _bytes(data: bytes) -> list[Finding]:
 
 
 def _spelling(lines: list[Line]) -> list[Finding]:
-    """Values that are nearly True or False, or nearly a mode."""
+    """Values that are nearly True or False."""
     found = []
     for line in lines:
         if line.separator:
             continue
         for part in line.values():
-            name, equals, _ = part.partition("=")
             near = difflib.get_close_matches(part.lower(), ("true", "false"), 1, 0.75)
             if near and part.lower() not in _TRUTH and part.isalpha():
                 found.append(Finding(WARNING, line.source, f"{part!r} stands where {near[0].title()} was meant"))
-            close = difflib.get_close_matches(name, tipc.MODES, 1, 0.8) if equals and "_" in name else []
-            if close and name not in (*tipc.MODES, *tipc.OTHER_MODES):
-                found.append(Finding(ERROR, line.source, f"{name!r} is no mode: {close[0]} was probably meant"))
     return found
 
 
@@ -119,16 +114,6 @@ def _addresses(lines: list[Line]) -> list[Finding]:
         except ConfigError as failure:
             found.append(_located(str(failure), lines))
     return found
-
-
-def _places(config: Config, lines: list[Line]) -> list[Finding]:
-    """Keys before the trainer that look like another line's: two lines in the wrong order keep the count right."""
-    layout, last = LAYOUTS[config.form], config.lines["trainer"].number
-    return [
-        Finding(WARNING, line.source, f"{line.key!r} stands where the {config.form} form has the {layout[line.number]}")
-        for line in lines[: last - 1]
-        if layout[line.number] != "##" and not fits(line, layout[line.number])
-    ]
 
 
 def _trainers(config: Config) -> list[Finding]:

@@ -1,6 +1,7 @@
-"""Nodes wait for each other before a command that needs them all. The first node listens at its listed address.
+"""Nodes meet at the start of a run and before each command that needs several of them.
 
-Each message is one line of JSON, at most 4 kB. Whoever waits says for whom.
+The first node listens at its listed address; the others stay connected to it for the whole run, so that whoever dies is
+noticed by those who wait. A message is one line of JSON. Whoever waits says for whom.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -20,178 +21,220 @@ from ppfleet.errors import CommError
 
 _LONGEST = 4096
 _SAY_EVERY = 10.0
+_HELLO = "ppfleet tipc"
+_NO_MESSAGE = (ValueError, RecursionError)  # of json.loads
+
+
+class Link:
+    """A connection to another node: messages out, messages in."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self.peer = peer
+        self._received = b""
+        peer.settimeout(10)
+        for level, option, value in (
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),  # a host that vanishes is noticed after about 30 s
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+        ):
+            peer.setsockopt(level, option, value)
+
+    def fileno(self) -> int:
+        return self.peer.fileno()
+
+    def send(self, **message: Any) -> None:
+        with suppress(OSError):  # that it is gone is noticed by whoever waits for it
+            self.peer.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> Iterator[dict[str, Any]]:
+        """The messages that have come, once something has; an EOFError when there will be no more."""
+        try:
+            piece = self.peer.recv(_LONGEST)
+        except OSError:
+            piece = b""
+        self._received += piece
+        if not piece or len(self._received) > 16 * _LONGEST:
+            raise EOFError
+        *lines, self._received = self._received.split(b"\n")
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except _NO_MESSAGE:
+                raise EOFError from None
+            if not isinstance(message, dict):
+                raise EOFError
+            yield message
+
+    def close(self) -> None:
+        self.peer.close()
 
 
 @dataclass
 class Meeting:
-    """The nodes of one run. `digest` is of what must be the same on all of them."""
+    """All nodes of a file. `digest` is of what must be the same on all of them."""
 
     nodes: Sequence[str]
     node: int
     port: int
     digest: str
-    patience: float
+    patience: float  # seconds for the others to come at the start
     say: Callable[[str], None]
+    links: dict[int, Link] = field(default_factory=dict, init=False)
+    at: dict[int, str] = field(default_factory=dict, init=False)  # what each was last heard to do
+    _here: dict[int, str] = field(default_factory=dict, init=False)  # who has come to which command
     _said: float = field(default=0.0, init=False)
 
-    def gather(self, what: str, prepare: Callable[[str], None] = lambda token: None) -> str:
-        """Wait until every node is at `what`; a token that is the same on all. The first node calls `prepare` with it
-        before the others go on, and with nothing before they learn that it failed. A CommError names who did not come.
-        """
+    def start(self, prepare: Callable[[str], None]) -> str:
+        """Wait for all nodes; a token that is the same on all. The first node calls `prepare` with it before the others
+        go on, and with nothing before they learn that it failed. A CommError names who did not come."""
         self._said = time.monotonic() - _SAY_EVERY + 2  # the first time soon
-        deadline = time.monotonic() + self.patience
-        if self.node == 0:
-            return _Host(self, what, deadline, prepare).gather()
-        return self._join(what, deadline)
+        return self._collect(prepare) if self.node == 0 else self._join()
 
-    def waiting(self, for_whom: str, deadline: float) -> None:
-        now = time.monotonic()
-        if now - self._said >= _SAY_EVERY:
-            self._said = now
-            so_far = f"{self.patience - (deadline - now):.0f} of at most {self.patience:.0f} s"
-            self.say(f"waiting for {for_whom}: start the same command there ({so_far})")
+    def gather(self, what: str, members: Sequence[str]) -> None:
+        """Wait for those nodes at a command, for as long as they live."""
+        self._said = time.monotonic() - _SAY_EVERY + 2
+        if self.node:
+            self.links[0].send(here=what)
+            self._wait(lambda: [] if self._here.pop(0, "") == what else [0], what)
+            return
+        others = [number for number, name in enumerate(self.nodes) if number and name in members]
+        self._wait(lambda: [number for number in others if self._here.get(number) != what], what)
+        for number in others:
+            self.links[number].send(here=what)
 
-    def _join(self, what: str, deadline: float) -> str:
-        missing = [self.nodes[0]]
-        while time.monotonic() < deadline:
-            with suppress(OSError), self._connect() as peer:
-                peer.sendall(_line({"what": what, "node": self.node, "digest": self.digest}))
-                with peer.makefile("rb") as answers:
-                    while time.monotonic() < deadline:
-                        told = _message(answers.readline(_LONGEST + 1))
-                        if "token" in told:
-                            return str(told["token"])
-                        if "error" in told:
-                            raise CommError(str(told["error"]))
-                        missing = [str(name) for name in told.get("missing", missing)]
-                        if self.nodes[self.node] in missing:  # an answer that is not meant for us
-                            break
-                        self.waiting(", ".join(missing), deadline)
-            self.waiting(", ".join(missing), deadline)
-            time.sleep(0.5)
-        raise CommError(f"{', '.join(missing)} did not come to {what} within {self.patience:.0f} s")
+    def tell(self, doing: str) -> None:
+        """Let the others know what this node is at."""
+        for link in self.links.values():
+            link.send(at=doing)
 
-    def _connect(self) -> socket.socket:
-        peer = socket.create_connection((self.nodes[0].strip("[]"), self.port), timeout=5)
-        peer.settimeout(15)  # the first node writes at least every few seconds
-        return peer
+    def close(self) -> None:
+        for link in self.links.values():
+            link.close()
 
+    def _wait(self, missing: Callable[[], list[int]], what: str) -> None:
+        while numbers := missing():
+            for number in numbers:
+                if number not in self.links:
+                    raise CommError(f"{self.nodes[number]} has ended before {what}: its own output tells why")
+            with selectors.DefaultSelector() as ready:
+                for number in self.links:
+                    ready.register(self.links[number], selectors.EVENT_READ, number)
+                for key, _ in ready.select(1.0):
+                    self._hear(key.data)
+            doing = [f"{self.nodes[n]} ({self.at[n]})" if n in self.at else self.nodes[n] for n in numbers]
+            self._waiting(f"waiting for {', '.join(doing)}")
 
-class _Host:
-    """The first node's side: collects the others, tells them who is missing, then lets all go."""
+    def _hear(self, number: int) -> None:
+        try:
+            for message in self.links[number].receive():
+                self.at[number] = str(message.get("at", self.at.get(number, "")))
+                self._here[number] = str(message.get("here", self._here.get(number, "")))
+        except EOFError:
+            self.links.pop(number).close()
 
-    def __init__(self, meeting: Meeting, what: str, deadline: float, prepare: Callable[[str], None]) -> None:
-        self.meeting, self.what, self.deadline, self.prepare = meeting, what, deadline, prepare
-        self.present: dict[int, socket.socket] = {}
-        self.unheard: set[socket.socket] = set()
-        self.ready = selectors.DefaultSelector()
+    def _waiting(self, text: str) -> None:
+        if time.monotonic() - self._said >= _SAY_EVERY:
+            self._said = time.monotonic()
+            self.say(text)
 
-    def gather(self) -> str:
-        meeting = self.meeting
-        with self._listen() as listener, self.ready as ready:
+    # The start, on the first node
+
+    def _collect(self, prepare: Callable[[str], None]) -> str:
+        began = time.monotonic()
+        with self._listen() as listener, selectors.DefaultSelector() as ready:
             ready.register(listener, selectors.EVENT_READ)
-            told = time.monotonic()
+            strangers: list[Link] = []
             try:
-                while missing := self._missing():
-                    if time.monotonic() >= self.deadline:
-                        self._fail(f"{', '.join(missing)} did not come to {self.what} within {meeting.patience:.0f} s")
+                while missing := [name for n, name in enumerate(self.nodes) if n and n not in self.links]:
+                    waited = time.monotonic() - began
+                    if waited >= self.patience:
+                        raise CommError(f"{', '.join(missing)} did not come within {self.patience:g} s")
                     for key, _ in ready.select(0.5):
-                        peer: Any = key.fileobj
-                        if peer is listener:
-                            peer = listener.accept()[0]
-                            peer.setblocking(False)
-                            self.unheard.add(peer)
-                            ready.register(peer, selectors.EVENT_READ)
-                        elif not self._hear(peer):
-                            self._drop(peer)
-                    if time.monotonic() - told > 2:
-                        told = time.monotonic()
-                        self._tell({"missing": missing})
-                    meeting.waiting(", ".join(missing), self.deadline)
+                        if key.fileobj is listener:
+                            strangers.append(Link(listener.accept()[0]))
+                            ready.register(strangers[-1], selectors.EVENT_READ)
+                        else:
+                            self._greet(key.fileobj, strangers, ready)
+                    so_far = f"{waited:.0f} of at most {self.patience:g} s"
+                    self._waiting(f"waiting for {', '.join(missing)}: start the same command there ({so_far})")
                 token = secrets.token_hex(8)
-                self.prepare(token)
-                self._tell({"token": token})
-                return token
+                prepare(token)
+            except CommError as failure:
+                prepare("")
+                for link in self.links.values():
+                    link.send(error=str(failure))
+                raise
             finally:
-                for peer in [*self.present.values(), *self.unheard]:
-                    peer.close()
+                for link in strangers:
+                    link.close()
+        for link in self.links.values():
+            link.send(token=token)
+        return token
+
+    def _greet(self, link: Any, strangers: list[Link], ready: selectors.BaseSelector) -> None:
+        """What somebody said who connected: another node's hello, the end of a node that was here, or noise."""
+        known = next((number for number, other in self.links.items() if other is link), 0)
+        try:
+            hello: dict[str, Any] = next(iter(link.receive()), {})
+        except EOFError:
+            hello = {"hello": ""}
+        if hello and (known or hello.get("hello") != _HELLO):
+            ready.unregister(link)
+            link.close()
+            self.links.pop(known, None)
+        number = hello.get("node")
+        if hello.get("hello") != _HELLO or not isinstance(number, int) or not 0 < number < len(self.nodes):
+            return
+        strangers.remove(link)
+        before = self.links.pop(number, None)
+        if before is not None:  # it was started anew
+            ready.unregister(before)
+            before.close()
+        self.links[number] = link
+        if hello.get("digest") != self.digest:
+            name = self.nodes[number]
+            raise CommError(f"{name} has another TIPC file, mode or version of ppfleet than {self.nodes[0]}")
 
     def _listen(self) -> socket.socket:
-        meeting = self.meeting
-        host = hosts.resolve(meeting.nodes[0])[:1] or [meeting.nodes[0]]
-        family = socket.AF_INET6 if ":" in host[0] else socket.AF_INET
-        listener = socket.socket(family)
+        host = next(iter(hosts.resolve(self.nodes[0])), self.nodes[0])
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host[0], meeting.port))
+            listener.bind((host, self.port))
         except OSError as failure:
             listener.close()
             raise CommError(
-                f"cannot listen at {meeting.nodes[0]} port {meeting.port} for the other nodes ({failure.strerror}); "
+                f"cannot listen at {self.nodes[0]} port {self.port} for the other nodes ({failure.strerror}); "
                 f"on all nodes, export FLAGS_START_PORT=17000 takes other ports"
             ) from None
         listener.listen()
-        listener.setblocking(False)
         return listener
 
-    def _missing(self) -> list[str]:
-        return [name for number, name in enumerate(self.meeting.nodes) if number and number not in self.present]
+    # The start, on the others
 
-    def _hear(self, peer: socket.socket) -> bool:
-        """Read what a peer sent; whether it stays."""
-        try:
-            told = _message(peer.recv(_LONGEST))
-        except OSError:
-            return False
-        number = told.get("node")
-        if not (isinstance(number, int) and 0 < number < len(self.meeting.nodes)):
-            return False
-        name = self.meeting.nodes[number]
-        if told.get("digest") != self.meeting.digest:
-            self.present[number] = peer
-            self._fail(f"{name} has another TIPC file, mode or version of ppfleet than {self.meeting.nodes[0]}")
-        if told.get("what") != self.what:
-            self.present[number] = peer
-            self._fail(f"{name} is at {told.get('what')}, {self.meeting.nodes[0]} at {self.what}: start both anew")
-        if self.present.get(number) is not peer:
-            self._drop(self.present.get(number))
-        self.present[number] = peer
-        self.unheard.discard(peer)
-        return True
+    def _join(self) -> str:
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < self.patience:
+            with suppress(OSError, EOFError):
+                link = Link(socket.create_connection((self.nodes[0].strip("[]"), self.port), timeout=5))
+                link.send(hello=_HELLO, node=self.node, digest=self.digest)
+                return self._told(link)
+            so_far = f"{waited:.0f} of at most {self.patience:g} s"
+            self._waiting(f"waiting for {self.nodes[0]}: start the same command there ({so_far})")
+            time.sleep(0.5)
+        raise CommError(f"{self.nodes[0]} did not come within {self.patience:g} s")
 
-    def _drop(self, peer: socket.socket | None) -> None:
-        if peer is not None:
-            self.present = {number: other for number, other in self.present.items() if other is not peer}
-            self.unheard.discard(peer)
-            self.ready.unregister(peer)
-            peer.close()
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        for peer in self.present.values():
-            with suppress(OSError):
-                peer.setblocking(True)
-                peer.settimeout(5)
-                peer.sendall(_line(message))
-                peer.setblocking(False)
-
-    def _fail(self, text: str) -> None:
-        self.prepare("")
-        self._tell({"error": text})
-        raise CommError(text)
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-def _message(data: bytes) -> dict[str, Any]:
-    """One line of JSON; an OSError for anything else, as for a connection that broke."""
-    if not data.endswith(b"\n") or len(data) > _LONGEST:
-        raise OSError("no message")
-    try:
-        found = json.loads(data)
-    except ValueError:
-        raise OSError("no message") from None
-    if not isinstance(found, dict):
-        raise OSError("no message")
-    return found
+    def _told(self, link: Link) -> str:
+        """The first node's word, for as long as it lives; its own patience limits how long that takes."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(link, selectors.EVENT_READ)
+            while True:
+                for message in link.receive() if ready.select(1.0) else ():
+                    if "token" in message:
+                        self.links[0] = link
+                        return str(message["token"])
+                    if "error" in message:
+                        link.close()
+                        raise CommError(str(message["error"]))
+                self._waiting(f"{self.nodes[0]} is there; waiting for the others")

@@ -20,11 +20,11 @@ _COLUMNS = {
 }
 
 
-def html(facts: dict[str, Any]) -> str:
+def html(facts: dict[str, Any], problems: list[str]) -> str:
     commands = facts["commands"]
     title = f"TIPC: {facts['model']}, {facts['mode']}"
     body = [
-        _head(title, facts),
+        _head(title, facts, problems),
         *(f'<p class="note">{escape(note)}</p>' for note in facts["notes"]),
         _nodes(facts),
         "<h2>The chain</h2>",
@@ -52,19 +52,13 @@ def _counts(facts: dict[str, Any]) -> str:
     return ", ".join(f"{count} {_WORDS[status]}" for status, count in counted.items() if count) or "nothing yet"
 
 
-def verdict(facts: dict[str, Any]) -> str:
-    if any(command["status"] == "failed" for command in facts["commands"]):
-        return "failed"
-    return "ok" if facts["finished"] else "skipped"
-
-
 def _pill(status: str, text: str = "") -> str:
     return f'<span class="pill {status}">{escape(text or _WORDS[status])}</span>'
 
 
-def _head(title: str, facts: dict[str, Any]) -> str:
-    state = verdict(facts)
-    word = _WORDS[state] if facts["finished"] or state == "failed" else "not finished"
+def _head(title: str, facts: dict[str, Any], problems: list[str]) -> str:
+    state = "failed" if problems else "ok" if facts["finished"] else "skipped"
+    word = _WORDS[state] if facts["finished"] or problems else "not finished"
     node = facts["node"]
     where = f"{node['host']}" + (f" ({node['address']}, node {node['number']})" if node["address"] else "")
     left = facts["planned"] - len(facts["commands"])
@@ -72,6 +66,7 @@ def _head(title: str, facts: dict[str, Any]) -> str:
         f"<h1>{escape(title)} {_pill(state, word)}</h1>"
         f'<p class="soft">{_counts(facts)}{f", {left} to do" if left else ""}; {facts["started"]}, '
         f"{_time(facts['seconds'])}, on {escape(where)}</p>"
+        + "".join(f'<p class="failed">{escape(problem)}</p>' for problem in problems)
     )
 
 

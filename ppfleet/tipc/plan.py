@@ -7,6 +7,7 @@ For each entry of gpu_list, for each trainer: train -> eval, train -> export -> 
 from __future__ import annotations
 
 import glob
+import hashlib
 import itertools
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ppfleet.errors import ConfigError
-from ppfleet.tipc.arguments import NO, YES, Arguments, interpreter, on_cpu
+from ppfleet.tipc.arguments import NO, YES, Arguments, interpreter, on_cpu, unquoted
 from ppfleet.tipc.command import Command, Here
 from ppfleet.tipc.config import MODES, OTHER_MODES, TRAIN_BENCHMARK, Config, Fleet
 from ppfleet.tipc.layout import LONG
@@ -114,7 +115,7 @@ class _Planner:
 
     def _run_name(self, fleet: Fleet, trainer: str, autocast: str, more: str = "") -> str:
         cast = f"_autocast_{autocast}" if autocast else ""
-        name = f"{trainer}_gpus_{fleet.text}{cast}_nodes_{max(1, len(fleet.nodes))}{more}"
+        name = _short(f"{trainer}_gpus_{fleet.text}{cast}_nodes_{max(1, len(fleet.nodes))}{more}")
         if name in self._names:  # the same devices again, on other nodes
             name = next(f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}" not in self._names)
         self._names.add(name)
@@ -141,7 +142,7 @@ class _Planner:
             note = "; ".join(filter(None, (note, "mixed precision needs a card, so this computes in float32")))
         return self._command(
             "train", run, [*launch, *script], batch_size=batch_size, note=note, env=env, nodes=fleet.nodes,
-            reads=tuple(filter(None, (data, weights))), device=self._device_name(fleet),
+            reads=tuple(map(unquoted, filter(None, (data, weights)))), device=self._device_name(fleet),
             skip=self.write.elsewhere(fleet),
             refused="" if trainer in self.here.trainers else
             f"{trainer} is not among the trainers of this repository ({', '.join(self.here.trainers)}); "
@@ -207,7 +208,7 @@ class _Planner:
                     *self.write.emit("export_weight", model),
                     *self.write.emit("save_inference_dir", target),
                 ]
-                command = self._command("export", run, script, makes=_model_files(target), reads=(model,))
+                command = self._command("export", run, script, makes=_model_files(target), reads=(unquoted(model),))
                 self._add(command)
                 needs, directory = (command.id,), f"{target}/{self._inference_dir()}".rstrip("/")
             images = self.config.value("image_dir", self.mode)
@@ -240,7 +241,7 @@ class _Planner:
                 shown = f"{name}_on_cpu" if mapped and not special else name  # never a card's figure without a card
                 yield self._command(
                     "infer", run, script, part=f"_{shown}{label}", device=name if self.here.cards else "cpu",
-                    batch_size=batch_size, shows=shows, reads=(images,) if images else (),
+                    batch_size=batch_size, shows=shows, reads=(unquoted(images),) if images else (),
                     skip=f"no card here, and {special} needs one" if mapped and special else "",
                 )  # fmt: skip
 
@@ -272,6 +273,9 @@ class _Planner:
             raise ConfigError(
                 f"benchmark_train needs the paragraph ====={TRAIN_BENCHMARK}===== with {', '.join(wanted)}"
             )
+        for name, allowed in (("batch_size", "[1-9][0-9]*"), ("fp_items", "fp32|fp16"), ("epoch", "[1-9][0-9]*")):
+            if not all(re.fullmatch(allowed, value) for value in tail[name].values()):
+                tail[name].fail("expected fp32 or fp16" if name == "fp_items" else "expected a number")
         for precision, batch_size in itertools.product(tail["fp_items"].values(), tail["batch_size"].values()):
             autocast = ""
             if self.config.line("autocast") is not None and present(self.config.lines["autocast"].key):
@@ -306,20 +310,31 @@ class _Planner:
             mapped = on_cpu(script)
             more["note"] = more.get("note") or ("no card here: runs on the CPU" if mapped != script else "")
             script = mapped
-        name = f"{run}.{stage}{part}"
-        log = f"{self.plan.root}/logs/{re.sub(r'[^0-9A-Za-z_.,=+-]', '_', name)}.log"
+        name = _short(re.sub(r"[^0-9A-Za-z_.,=+-]", "_", f"{run}.{stage}{part}"))
+        log = f"{self.plan.root}/logs/{name}.log"
         values: dict[str, Any] = {"env": tuple((env or {}).items()), "limit": self.limit, **more}
         return Command(name, stage, run, (*self.python, *script), log, **values)
 
     def _add(self, command: Command) -> None:
+        """With a name, and so a log, of its own, whatever the file repeats."""
+        taken = {other.id for other in self.plan.commands}
+        if command.id in taken:
+            name = next(f"{command.id}_{n}" for n in itertools.count(2) if f"{command.id}_{n}" not in taken)
+            command = replace(command, id=name, log=f"{self.plan.root}/logs/{name}.log")
         self._note(command.note)
         self.plan.commands.append(command)
 
 
+def _short(name: str) -> str:
+    """As a file's name can be: a long one keeps its beginning and gets a mark of the rest."""
+    return name if len(name) <= 150 else f"{name[:130]}~{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
 def _weight_files(path: str) -> tuple[tuple[str, str], ...]:
-    """The name may lack its ending: `latest` stands for latest.pdparams and what else is beside it."""
+    """The name may lack its ending: `latest` stands for latest.pdparams."""
     directory, _, name = path.rpartition("/")
-    return ((directory, f"{glob.escape(name)}*"),)
+    name = glob.escape(name)
+    return ((directory, name if name.endswith(".pdparams") else f"{name}|{name}.pdparams"),)
 
 
 def _model_files(directory: str) -> tuple[tuple[str, str], ...]:

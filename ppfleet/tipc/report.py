@@ -6,16 +6,18 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from ppfleet.files import json_bytes, replace_file
+from ppfleet.errors import CheckpointError
+from ppfleet.files import ODD, json_bytes, replace_file
 from ppfleet.files import write as write_bytes
 from ppfleet.tipc import page
 
 if TYPE_CHECKING:
-    from ppfleet.tipc.run import Result
+    from ppfleet.tipc.execute import Result
 
 STATUS, JSON, JUNIT, PAGE = "results_python.log", "results.json", "results.xml", "report.html"
 _TAIL_LINES, _TAIL_CHARS = 40, 6000
@@ -24,10 +26,28 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def end_of(text: str, lines: int = _TAIL_LINES) -> str:
-    """The last lines of a log, without colours and overwritten progress."""
-    kept = [_COLOUR.sub("", line).rpartition("\r")[2].rstrip() for line in text.rstrip().split("\n")[-lines:]]
+def end_of(text: str) -> str:
+    """The last lines of a log, without colours, overwritten progress and what no page can show."""
+    lines = text.rstrip().split("\n")[-_TAIL_LINES:]
+    kept = [_NO_XML.sub("?", _COLOUR.sub("", line)).rstrip().rpartition("\r")[2] for line in lines]
     return "\n".join(kept)[-_TAIL_CHARS:]
+
+
+def problems(facts: dict[str, Any]) -> list[str]:
+    """Why a run is no certificate: what failed here, what failed on other nodes, or that nothing was run at all."""
+    found = [
+        f"{c['id']}: {c['reason']}{' (' + c['log'] + ')' if c['log'] else ''}"
+        for c in facts["commands"]
+        if c["status"] == "failed"
+    ]
+    for name, other in facts["nodes"].items():
+        if other:
+            found += [f"{name}: {problem}" for problem in problems(other)]
+            found += [f"{name}: did not come to its end"] if not other["finished"] else []
+    away = facts["node"]["number"] > 0
+    if facts["finished"] and not found and not away and not any(c["status"] == "ok" for c in facts["commands"]):
+        found.append("nothing was run, every command was skipped: this certifies nothing")
+    return found
 
 
 def entry(result: Result, directory: Path) -> dict[str, Any]:
@@ -48,32 +68,38 @@ def entry(result: Result, directory: Path) -> dict[str, Any]:
         "needs": list(command.needs),
         "log": os.path.relpath(command.log, directory) if result.code is not None else "",
         "figures": result.figures,
-        "tail": result.tail,
+        "tail": end_of(result.tail),
     }
 
 
 def of_node(directory: Path, token: str) -> dict[str, Any] | None:
-    """Another node's results, where it shares this directory; None where it does not, or did not end in time."""
+    """Another node's results, where it shares this directory; None where it does not. They may be unfinished."""
     deadline = time.monotonic() + _PATIENCE
+    found: dict[str, Any] | None = None
     while directory.is_dir() and time.monotonic() < deadline:
-        try:
-            found = json.loads((directory / JSON).read_text(encoding="utf-8"))
-            if found.get("token") == token and found.get("finished"):
-                return dict(found)
-        except (OSError, ValueError):
-            pass
+        with suppress(OSError, ValueError):
+            read = json.loads((directory / JSON).read_text(encoding="utf-8"))
+            found = dict(read) if read.get("token") == token else found
+        if found and found["finished"]:
+            break
         time.sleep(0.5)
-    return None
+    return found
 
 
 def write(directory: Path, facts: dict[str, Any]) -> None:
-    for name, data in ((JSON, json_bytes(facts)), (JUNIT, junit(facts)), (PAGE, page.html(facts).encode())):
-        replace_file(directory / name, lambda part, data=data: write_bytes(part, data))  # type: ignore[misc]
+    """All forms; an OSError where that cannot be done."""
+    page_text = page.html(facts, problems(facts)).encode(errors=ODD)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, data in ((JSON, json_bytes(facts)), (JUNIT, junit(facts)), (PAGE, page_text)):
+        try:
+            replace_file(directory / name, lambda part, data=data: write_bytes(part, data))  # type: ignore[misc]
+        except CheckpointError as failure:
+            raise failure.__cause__ or failure from None
 
 
 def junit(facts: dict[str, Any]) -> bytes:
     """A test suite for each chain, a test case for each command."""
-    suites = ElementTree.Element("testsuites", name=f"TIPC {facts['model']} {facts['mode']}")
+    suites = ElementTree.Element("testsuites", name=_NO_XML.sub("?", f"TIPC {facts['model']} {facts['mode']}"))
     for run in dict.fromkeys(command["run"] for command in facts["commands"]):
         commands = [command for command in facts["commands"] if command["run"] == run]
         count = {status: str(sum(c["status"] == status for c in commands)) for status in ("failed", "skipped")}

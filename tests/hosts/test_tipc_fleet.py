@@ -101,17 +101,18 @@ def test_a_broken_export_on_the_first_node(repo):
 def test_a_failure_on_the_other_node_is_red_there(repo):
     body = "\nif os.environ['PADDLE_TRAINER_ID'] == '3': sys.exit('trainer 3 fails')\n"
     (repo / "train.py").write_text((repo / "train.py").read_text() + body)
-    (code, _), (other, output) = run([repo, repo])
-    assert other == 1 and "trainer 3 fails" in (
-        (repo / f"test_tipc/output/toy/{LITE}/node_1/results.json").read_text()
-    ), output
+    (code, first), (other, output) = run([repo, repo])
+    root = repo / "test_tipc/output/toy" / LITE
+    assert other == 1 and "trainer 3 fails" in (root / "node_1/results.json").read_text(), output
+    assert code == 1 and "failed: 127.0.0.3: norm_train_gpus_0,1_nodes_2.train" in first  # they share the directory
+    assert '<span class="pill failed">failed</span></h1>' in (root / "report.html").read_text()
 
 
 def test_a_node_that_does_not_come_is_named(repo):
     node = start(repo, NODES[0], free_ports(4)[-1], "--wait", "4")
     code, output = node.end()
     assert code == 1 and "waiting for 127.0.0.3: start the same command there" in output
-    assert "127.0.0.3 did not come to the start within 4 s" in output
+    assert "127.0.0.3 did not come within 4 s" in output
     root = repo / "test_tipc/output/toy" / LITE
     assert [s for _, s, _ in results(root)] == ["failed", *["skipped"] * 6]
     node = start(repo, NODES[1], free_ports(4)[-1], "--wait", "4")
@@ -120,6 +121,10 @@ def test_a_node_that_does_not_come_is_named(repo):
 
 
 def test_ctrl_c_while_waiting(repo):
+    """It ends without a word too many, and the last run's results are untouched."""
+    kept = repo / "test_tipc/output/toy" / LITE / "results_python.log"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of the last run")
     node = start(repo, NODES[0], free_ports(4)[-1])
     deadline = time.monotonic() + 30
     while "waiting for" not in (repo / "node0.out").read_text():
@@ -127,7 +132,34 @@ def test_ctrl_c_while_waiting(repo):
         time.sleep(0.1)
     node.process.send_signal(signal.SIGINT)
     code, output = node.end(20)
-    assert code == 130 and "Traceback" not in output
+    assert code == 130 and "Traceback" not in output and kept.read_text() == "of the last run"
+
+
+def test_nodes_wait_for_each_other_for_as_long_as_it_takes(repo):
+    """The first node evaluates, exports and infers between two runs, longer than --wait; the other one waits for it."""
+    (repo / "eval.py").write_text("import time; time.sleep(6)")
+    text = edited(SHORT, ("gpu_list:0|0,1", f"gpu_list:-1|{','.join(NODES)};0,1|{','.join(NODES)};0"))
+    (repo / "file.txt").write_text(text)
+    (code, output), (other, second) = run([repo, repo], "--wait", "4")
+    assert (code, other) == (0, 0), second
+    assert "waiting for 127.0.0.2 (norm_train_gpus_" in second  # and at what it is
+
+
+def test_a_node_that_dies_is_noticed(repo):
+    body = "\nif 'gpus_0_' in options['output-dir']: print('now I hang', flush=True); time.sleep(60)\n"
+    (repo / "train.py").write_text((repo / "train.py").read_text() + body)
+    (repo / "file.txt").write_text(edited(SHORT, ("gpu_list:0|0,1", f"gpu_list:0|{','.join(NODES)};0,1")))
+    port = free_ports(4)[-1]
+    first, second = (start(repo, address, port) for address in NODES)
+    log = repo / f"test_tipc/output/toy/{LITE}/logs/norm_train_gpus_0_nodes_1.train.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "now I hang" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first.process.kill()
+    code, output = second.end(30)
+    assert code == 1 and "127.0.0.2 has ended before norm_train_gpus_0,1_nodes_2.train" in output
+    first.end()
 
 
 def test_nodes_with_different_files(repo):
@@ -144,7 +176,8 @@ def test_strangers_at_the_meeting_do_not_disturb(repo):
     port = free_ports(4)[-1]
     first = start(repo, NODES[0], port)
     deadline = time.monotonic() + 30
-    for message in (b"GET / HTTP/1.1\r\n\r\n", b"x" * 10000, b'{"node": 7}\n', b"[]\n", b""):
+    noise = (b"GET / HTTP/1.1\r\n\r\n", b"x" * 100000, b'{"node": 1}\n', b"[]\n", b"", b"[" * 4000 + b"\n")
+    for message in noise:
         while True:
             try:
                 with socket.create_connection((NODES[0], port - 1), 2) as stranger:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from tests.tipc_files import SHORT, edited, repository, surroundings, tipc
+from tests.tipc_files import LONG, SHORT, edited, repository, surroundings, tipc
 
 LITE = "lite_train_lite_infer"
 ROOT = Path("test_tipc/output/toy") / LITE
@@ -66,7 +66,7 @@ def test_results_are_fresh_and_the_last_ones_are_kept(repo):
     [
         ("train", "fail", "exit code 3", "train", 6),
         ("train", "kill", "ended by SIGKILL", "train", 6),
-        ("train", "nothing", r"wrote no latest.pdparams\* in", "train", 6),
+        ("train", "nothing", "wrote no latest.pdparams in", "train", 6),
         ("eval", "fail", "exit code 3", "eval", 0),
         ("export", "fail", "exit code 3", "export", 4),
         ("export", "nothing", r"wrote no \*\*/\*.pdiparams in", "export", 4),
@@ -231,4 +231,114 @@ def test_a_toy_file_of_windows_runs(repo):
 def test_output_elsewhere(repo):
     done, _ = certify(repo, ONE, options=("--output", "elsewhere"))
     assert (repo / "elsewhere/toy" / LITE / "report.html").exists() and not (repo / "test_tipc").exists()
-    assert [path.name for path in (repo / "elsewhere/toy").iterdir()] == [LITE]
+    assert sorted(path.name for path in (repo / "elsewhere/toy").iterdir()) == [f".{LITE}.lock", LITE]
+
+
+def background(repo, *arguments, **more):
+    command = [sys.executable, "-m", "ppfleet", "tipc", "run", "file.txt", *(arguments or (LITE,))]
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **more}
+    return subprocess.Popen(command, cwd=repo, env=surroundings(), **more)
+
+
+def hanging(repo, script="train", body="print('now I hang', flush=True); time.sleep(60); sys.exit(5)"):
+    """The toy repository with a script that hangs; its log."""
+    (repo / f"{script}.py").write_text((repo / f"{script}.py").read_text() + f"\n{body}\n")
+    (repo / "file.txt").write_text(edited(SHORT, ONE))
+    return repo / ROOT / f"logs/norm_train_gpus_-1_nodes_1.{script}.log"
+
+
+def guard_of(runner):
+    return next(child for child in psutil.Process(runner.pid).children() if "guard.py" in " ".join(child.cmdline()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_whose_guard_is_killed_has_failed(repo, number):
+    """Whatever the command says then: one that ignores SIGTERM, one that exits 0 on it, one whose children live on."""
+    body = (
+        "import subprocess; signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); "
+        "subprocess.Popen(['sleep', '61'], start_new_session=True); print('now I hang', flush=True); time.sleep(60)"
+    )
+    log = hanging(repo, "eval", body)
+    runner = background(repo)
+    wait_for(lambda: log.exists() and "now I hang" in log.read_text())
+    guard_of(runner).send_signal(number)
+    output, _ = runner.communicate(timeout=60)
+    results = {e["stage"]: e for e in json.loads((repo / ROOT / "results.json").read_text())["commands"]}
+    assert runner.returncode == 1 and results["eval"]["reason"] == f"ended by {number.name}", output
+    wait_for(lambda: not processes(repo))
+
+
+def test_two_runners_keep_out_of_each_others_way(repo):
+    log = hanging(repo)
+    first = background(repo)
+    wait_for(lambda: log.exists() and "now I hang" in log.read_text())
+    second = tipc(repo, "run", "file.txt", LITE)
+    assert second.returncode == 2 and "another runner is at work in" in second.stderr
+    first.terminate()
+    assert first.wait(30) == 128 + signal.SIGTERM
+    assert json.loads((repo / ROOT / "results.json").read_text())["commands"][0]["status"] == "failed"
+
+
+def test_a_run_outlives_whoever_looked_at_it(repo):
+    """A closed pipe, a full device, no output at all, a terminal that hangs up under nohup: the report is there."""
+    (repo / "file.txt").write_text(edited(SHORT, ONE))
+    for redirection in ("| head -1", "> /dev/full", ">&- 2>&-"):
+        shell = f"{sys.executable} -m ppfleet tipc run file.txt {LITE} {redirection}"
+        subprocess.run(
+            ["bash", "-c", shell], cwd=repo, env=surroundings(), capture_output=True, timeout=60, check=False
+        )
+        wait_for(lambda: not processes(repo))
+        results = json.loads((repo / ROOT / "results.json").read_text())
+        assert results["finished"] and {e["status"] for e in results["commands"]} == {"ok"}, redirection
+        (repo / ROOT / "results.json").unlink()
+    log = hanging(repo, body="print('now I hang', flush=True); time.sleep(3)")
+    runner = background(repo, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    wait_for(lambda: log.exists() and "now I hang" in log.read_text())
+    runner.send_signal(signal.SIGHUP)
+    output, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 0, output
+
+
+def test_old_and_empty_files_do_not_count(repo):
+    assert certify(repo, ONE, mode="whole_infer")[0].returncode == 0
+    nothing = ("infer_export:export.py", "infer_export:export.py --break=nothing")
+    done, entries = certify(repo, ONE, nothing, mode="whole_infer")  # at once: no clock is asked
+    assert done.returncode == 1 and "wrote no **/*.pdiparams in ./exported" in done.stdout
+    (repo / "export.py").write_text((repo / "export.py").read_text().replace('write_text("p")', 'write_text("")'))
+    done, entries = certify(repo, ONE)
+    assert done.returncode == 1 and "wrote only empty ones of **/*.pdiparams" in entries["export"]["reason"]
+
+
+def test_where_nothing_was_run_nothing_is_certified(repo):
+    text = (
+        LONG.replace("--use_gpu:True|False", "--use_gpu:True").replace("False|True", "True").replace("rec\n", "toy\n")
+    )
+    done, entries = certify(repo, text=text, mode="whole_infer")
+    assert done.returncode == 1 and "every command was skipped: this certifies nothing" in done.stdout
+    page = (repo / "test_tipc/output/toy/whole_infer/report.html").read_text()
+    assert "certifies nothing" in page and '<span class="pill failed">failed</span></h1>' in page
+
+
+def test_what_the_disk_refuses_is_a_sentence(repo):
+    (repo / "file.txt").write_text(edited(SHORT, ONE))
+    (repo / "taken").write_text("a file")
+    for output in ("taken", "/proc/nothing", "taken/below"):
+        done = tipc(repo, "run", "file.txt", LITE, "--output", output)
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr, output
+    (repo / "real").mkdir()
+    (repo / "test_tipc/output/toy").mkdir(parents=True)
+    (repo / ROOT).symlink_to(repo / "real")
+    for _ in range(3):
+        assert tipc(repo, "run", "file.txt", LITE).returncode == 0
+
+
+def test_odd_output_of_commands(repo):
+    """Megabytes, binary, figures that are none, a command that removes its own log: a verdict all the same."""
+    body = (
+        "import shutil; sys.stdout.buffer.write(os.urandom(3_000_000)); print('ips: 1e999'); print('images/s: 1e999')"
+    )
+    (repo / "infer.py").write_text(f"{(repo / 'infer.py').read_text()}\n{body}\n")
+    (repo / "eval.py").write_text("import shutil; shutil.rmtree('test_tipc')")
+    done, entries = certify(repo, ONE)
+    assert "Traceback" not in done.stderr and entries["eval"]["status"] == "ok"
+    ElementTree.parse(repo / ROOT / "results.xml")

@@ -159,6 +159,14 @@ def test_one_device_per_node_goes_through_the_launcher(tmp_path):
     assert train.argv[2:5] == ("paddle.distributed.launch", "--ips=10.0.0.1,10.0.0.2", "--gpus=0")
 
 
+def test_what_a_file_repeats_has_names_of_its_own(tmp_path):
+    text = edited(SHORT, ("gpu_list:0|0,1", "gpu_list:0|0"), ("--use-gpu:True|False", "--use-gpu:False|null"))
+    commands = made(tmp_path, text.replace("--batch-size:1|4", "--batch-size:1|1")).commands
+    assert len({c.id for c in commands}) == len({c.log for c in commands}) == len(commands) == 2 * (3 + 2)
+    many = made(tmp_path, edited(SHORT, ("gpu_list:0|0,1", f"gpu_list:{','.join(map(str, range(100)))}")))
+    assert max(len(c.id) for c in many.commands) < 200
+
+
 def test_one_machines_run_is_made_once(tmp_path):
     text = edited(SHORT, ("gpu_list:0|0,1", "gpu_list:0|a,b;0|a;0,1"))
     skips = [[c.skip for c in only(made(tmp_path, text, address=name), "train")] for name in "ab"]
@@ -199,6 +207,9 @@ def test_benchmark_train(tmp_path):
     assert {"--epochs=1", "--batch-size=32"} <= set(commands[1].argv)
     long = made(tmp_path, LONG + tail.format("fp32|fp16"), "benchmark_train").commands
     assert len(long) == 8 and {"Global.auto_cast=fp32", "Global.auto_cast=amp"} <= {w for c in long for w in c.argv}
+    for wrong in ("fp64", "null", ""):
+        with pytest.raises(ConfigError, match="expected fp32 or fp16"):
+            made(tmp_path, SHORT + tail.format(wrong), "benchmark_train")
     with pytest.raises(ConfigError, match="fp16 with norm_train"):
         made(tmp_path, SHORT + tail.format("fp16"), "benchmark_train")
 

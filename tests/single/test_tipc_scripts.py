@@ -41,8 +41,9 @@ def test_wrong_arguments(repo, tmp_path):
         assert sh(repo, script, FILE, "nonsense").returncode == 2
         missing = sh(repo, script, "nothing.txt", LITE)
         assert missing.returncode == 2 and "nothing.txt: no such file" in missing.stderr
-        wrong = sh(repo, script, FILE, LITE, python="/nowhere/python")
-        assert wrong.returncode == 2 and "make .venv/.ready" in wrong.stderr
+        for python in ("/nowhere/python", "/bin/true", "/bin/echo"):
+            wrong = sh(repo, script, FILE, LITE, python=python)
+            assert wrong.returncode == 2 and "make .venv/.ready" in wrong.stderr, python
     (tmp_path / "mine.txt").write_text("=====serving_params=====\n")
     elsewhere = sh(repo, "test_train_inference_python.sh", "mine.txt", LITE, where=tmp_path)
     assert elsewhere.returncode == 2 and "serving family" in elsewhere.stderr

@@ -51,8 +51,9 @@ def own(hosts: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     """The one of `hosts` that is this machine: what POD_IP says, or what the interfaces show."""
     said = (os.environ if env is None else env).get("POD_IP", "")
     if said:
-        if said in hosts:
-            return said
+        same = [host for host in hosts if host == said or set(resolve(host)) & set(resolve(said))]
+        if same:
+            return same[0]
         raise WorldError(f"POD_IP={said} is none of {', '.join(hosts)}")
     mine = [host for host in hosts if interface_of(host)]
     if len(mine) == 1:

@@ -7,8 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from ppfleet.tipc.command import Here
-from ppfleet.tipc.config import Config, Fleet
-from ppfleet.tipc.layout import LONG
+from ppfleet.tipc.config import Config, Fleet, trainer_name
 from ppfleet.tipc.lines import Line, present, words
 
 YES, NO = ("true", "gpu", "1"), ("false", "cpu", "0")
@@ -44,17 +43,13 @@ class Arguments:
         return values[number if len(values) > 1 else 0]
 
     def trainer(self, trainer: str) -> list[str]:
-        line = self.config.lines["norm_train"] if self.config.form != LONG else None
+        """The command of that trainer; lines are told by their keys."""
         names = ("norm_train", "pact_train", "fpgm_train", "distill_train", "trainer1", "trainer2")
-        for name in names if line is None else ():
-            candidate = self.config.line(name)
-            if candidate and trainer == ("norm_train" if candidate.key == "normal_train" else candidate.key):
-                line = candidate
-                break
+        lines = [line for line in map(self.config.line, names) if line]
+        line = next((line for line in lines if trainer_name(line.key) == trainer), None)
         if line is None:
-            self.config.lines["trainer"].fail(f"names {trainer}, but no line below gives its command")
-        if (key := "norm_train" if line.key == "normal_train" else line.key) != trainer:
-            self.config.lines["trainer"].fail(f"names {trainer}, but line {line.source} gives the command of {key}")
+            given = ", ".join(f"{line.key} (line {line.source})" for line in lines if present(line.key))
+            self.config.lines["trainer"].fail(f"names {trainer}, but there are commands only for {given}")
         if not present(line.value):
             line.fail(f"`trainer:` names {trainer}, but its command is null")
         command = words(line.value, line)
@@ -100,11 +95,8 @@ class Arguments:
 
     def _mapped(self, fleet: Fleet) -> str:
         count, each = len(fleet.devices), " a node" if fleet.nodes else ""
-        return (
-            f"no card here: gpus {fleet.text} are {count} CPU processes{each}"
-            if count > 1
-            else (f"no card here: gpu {fleet.text} is a CPU process{each}")
-        )
+        what = f"gpus {fleet.text} are {count} CPU processes" if count > 1 else f"gpu {fleet.text} is a CPU process"
+        return f"{self.here.why}: {what}{each}"
 
 
 def unquoted(value: str) -> str:
@@ -122,26 +114,29 @@ def interpreter(line: Line) -> tuple[list[str], str]:
     command = words(line.value, line)
     if not present(line.value) or not command:
         line.fail("names no interpreter")
-    version = re.fullmatch(r"python(\d*)(?:\.(\d+))?", command[0])
+    version = re.fullmatch(r"python(?:(\d+)(?:\.(\d+))?)?", command[0])
     own = sys.version_info[:2]
     if version is None or (int(version[1] or 3), int(version[2] or 0)) > own:
         return command, ""
-    other = version[2] is not None and (int(version[1]), int(version[2])) != own
+    other = command[0] not in ("python", "python3", f"python{own[0]}.{own[1]}")
     note = f"{command[0]}: Python {own[0]}.{own[1]}, which runs this runner, stands in for it" if other else ""
     return [sys.executable, *command[1:]], note
 
 
 def on_cpu(script: list[str]) -> list[str]:
-    """The device map: arguments that ask for a card ask for the CPU instead."""
-    mapped = []
+    """The device map: arguments that ask for a card ask for the CPU instead, as `key=value` or as two words."""
+    mapped: list[str] = []
     for before, word in zip(["", *script], script):
         key, equals, value = word.partition("=")
-        if not equals and before in ("--device", "--use-gpu", "--use_gpu"):
-            key, equals, value = before, "", word
-        plain = key.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
-        if plain == "device" and value.lower().startswith("gpu"):
-            value = "cpu"
-        elif plain == "use_gpu" and value.lower() in YES:
-            value = "cpu" if value.lower() == "gpu" else "False"
-        mapped.append(f"{key}={value}" if equals else value if key is before and before else word)
+        if equals:
+            mapped.append(f"{key}={_cpu_value(key, value)}")
+        else:
+            mapped.append(_cpu_value(before, word) if before in ("--device", "--use-gpu", "--use_gpu") else word)
     return mapped
+
+
+def _cpu_value(key: str, value: str) -> str:
+    plain = key.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
+    if plain == "device" and value.lower().startswith("gpu") or plain == "use_gpu" and value.lower() == "gpu":
+        return "cpu"
+    return "False" if plain == "use_gpu" and value.lower() in YES else value

@@ -66,6 +66,8 @@ def options(arguments: list[str]) -> Namespace:
     add("--inputs", action="store_true", help="plan: fail if data, weights or scripts are not there, and name them")
     add("--json", action="store_true", help="plan, lint: as JSON")
     o = parser.parse_args(arguments)
+    if o.json and o.what == "run":
+        parser.error("run writes results.json; --json is for plan and lint")
     if not o.mode and o.what != "lint":
         parser.error(f"which mode? {', '.join(tipc.MODES)}")
     return o
@@ -93,7 +95,8 @@ def show(o: Namespace) -> int:
     config = tipc.parse(o.config)
     try:
         made = plan.make(config, o.mode, here(o, config))
-    except WorldError:  # a plan for other machines
+    except WorldError as failure:  # a plan for other machines
+        print(f"# planned for the first node, since {failure}", file=sys.stderr)
         made = plan.make(config, o.mode, here(o, None))
     lacking = plan.missing(made) if o.inputs else []
     if lacking:
@@ -126,9 +129,10 @@ def here(o: Namespace, config: tipc.Config | None) -> Here:
     address = hosts.own(nodes) if nodes else ""
     port = os.environ.get("PADDLE_START_PORT") or os.environ.get("FLAGS_START_PORT") or "0"
     if not port.isdecimal() or not (port == "0" or 1024 < int(port) < 65000):
-        raise ConfigError(f"FLAGS_START_PORT={port} is no port between 1025 and 64999")
+        raise ConfigError(f"the start port {port} (PADDLE_START_PORT, FLAGS_START_PORT) is none from 1025 to 64999")
     return Here(
         cards=o.device == "gpu" or (o.device == "auto" and has_cards()),
+        why="--device cpu" if o.device == "cpu" else "no card here",
         address=address,
         interface=hosts.interface_of(address) if address else "",
         start_port=int(port),

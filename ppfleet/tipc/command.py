@@ -15,6 +15,7 @@ class Here:
     """What the plan must know of the machine it is for."""
 
     cards: bool = True
+    why: str = "no card here"  # where there are none to be used
     address: str = ""  # this machine's own among the nodes that the file lists; empty: the first of them
     interface: str = ""  # the network interface that has it
     start_port: int = 0

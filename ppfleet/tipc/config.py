@@ -77,10 +77,15 @@ class Config:
 
     def trainers(self) -> list[str]:
         line = self.lines["trainer"]
-        named = ["norm_train" if name == "normal_train" else name for name in line.values()]
+        named = [trainer_name(name) for name in line.values()]
         if not all(present(name) and re.fullmatch(r"\w+", name) for name in named):
             line.fail("names no trainer: norm_train, amp_train or fleet_train")
         return list(dict.fromkeys(named))
+
+
+def trainer_name(text: str) -> str:
+    """As it is usually spelt."""
+    return "norm_train" if text == "normal_train" else text
 
 
 def _by_mode(line: Line) -> bool:
@@ -149,7 +154,7 @@ def parse_devices(line: Line, text: str) -> Fleet:
     addresses, several, devices = text.rpartition(";")
     if several and ";" in addresses:
         line.fail(f"{text!r} has more than one `;`: expected is ip,ip;0,1")
-    together = "".join(text.split())
+    together = ",".join(re.sub(r"\s*([,;])\s*", r"\1", text).split())
     if together != text:
         line.fail(f"{text!r} holds a blank, where a shell would cut it in two: write {together}")
     nodes = tuple(addresses.split(",")) if several else ()

@@ -19,14 +19,6 @@ from ppfleet.tipc.command import Command
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _TAIL = 65536  # bytes at the end of a log that are looked at for the report
-# What an earlier launch may have left in the environment, and what overrides the launcher's own flags.
-_FOREIGN = frozenset(
-    f"PADDLE_{name}"
-    for name in (
-        *("TRAINER_ID", "TRAINERS_NUM", "TRAINER_ENDPOINTS", "CURRENT_ENDPOINT", "MASTER", "NNODES", "IPS", "NODES"),
-        *("LOCAL_RANK", "LOCAL_SIZE", "GLOBAL_RANK", "GLOBAL_SIZE", "RANK_IN_NODE", "START_PORT"),
-    )
-)
 Snapshot = dict[Path, tuple[int, int, int]]
 
 
@@ -64,9 +56,10 @@ def execute(command: Command, makes: bool = True) -> Result:
 
 def _run(command: Command, log: Path) -> tuple[int, bool]:
     """Start it, copy its log to the terminal as it grows, stop it at its limit: exit code, whether it was late."""
-    env = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    # Paddle's launcher lets the environment override its flags, and an earlier launch may have left something there.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PADDLE_") and name != "POD_IP"}
     if not env.get("CUDA_VISIBLE_DEVICES"):
-        env.pop("CUDA_VISIBLE_DEVICES", None)  # an empty one makes Paddle's launcher fail
+        env.pop("CUDA_VISIBLE_DEVICES", None)  # an empty one makes the launcher fail
     env.update(dict(command.env), PYTHONUNBUFFERED="1")
     watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *command.argv]
     late = False
@@ -150,7 +143,8 @@ def _add_worker_logs(command: Command, log: Path) -> None:
     """The launcher shows its first trainer alone; the one that failed may be another."""
     directory = next((word.partition("=")[2] for word in command.argv if word.startswith("--log_dir=")), "")
     paths = sorted(Path(directory).glob("workerlog.*")) if directory else []
+    ends = [(path, tail(path).rstrip().split("\n")[-20:]) for path in paths]
+    ends.sort(key=lambda end: any("Error" in line or "error:" in line for line in end[1]))  # the telling ones last
     with suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as out:
-        for path in paths:
-            lines = tail(path).rstrip().split("\n")[-25:]
+        for path, lines in ends:
             out.write("\n".join((f"\n--- the end of {path}", *lines, "")))

@@ -98,7 +98,7 @@ def _box(command: dict[str, Any]) -> str:
     shown = " · ".join(filter(None, details))
     return (
         f'<a class="box {command["status"]}" href="#{escape(command["id"])}"><b>{command["stage"]} '
-        f"{_WORDS[command['status']]}</b>{escape(shown)}</a>"
+        f"{_WORDS[command['status']]}</b> {escape(shown)}</a>"
     )
 
 
@@ -114,9 +114,10 @@ def _command(command: dict[str, Any]) -> str:
         f"<pre>{escape(command['tail'])}</pre>" if command["tail"] else "",
     ]
     took = f' <span class="soft">{_time(command["seconds"])}</span>' if command["log"] else ""
+    # The id is inside: a browser that follows a link to it opens what is closed.
     return (
-        f'<details id="{escape(command["id"])}"{opened}><summary>{_pill(command["status"])} '
-        f"{escape(command['id'])}{took}</summary>{''.join(parts)}</details>"
+        f"<details{opened}><summary>{_pill(command['status'])} {escape(command['id'])}{took}</summary>"
+        f'<div id="{escape(command["id"])}">{"".join(parts)}</div></details>'
     )
 
 
@@ -125,14 +126,14 @@ def _benchmarks(commands: list[dict[str, Any]]) -> str:
     if not measured:
         return ""
     columns = {key: text for key, text in _COLUMNS.items() if any(key in c["figures"] for c in measured)}
-    head = "".join(f"<th>{text}</th>" for text in columns.values())
+    head = "".join(f'<th scope="col">{text}</th>' for text in columns.values())
     rows = "".join(
         f"<tr><td>{escape(c['id'])}</td>"
         + "".join(f"<td>{_figure(c['figures'].get(key))}</td>" for key in columns)
         + "</tr>"
         for c in measured
     )
-    table = f'<div class="scroll"><table><tr><th>command</th>{head}</tr>{rows}</table></div>'
+    table = f'<div class="scroll"><table><tr><th scope="col">command</th>{head}</tr>{rows}</table></div>'
     plots = [
         _plot(measured, key, text)
         for key, text in (("images_per_s", "images/s"), ("inference_ms", "inference, ms a batch"))

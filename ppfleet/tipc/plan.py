@@ -57,10 +57,12 @@ def missing(made: Plan) -> list[str]:
         if command.skip or command.refused:
             continue
         script = next((word for word in command.argv if word.endswith(".py")), "")
-        for path in map(Path, filter(None, (*command.reads, script))):
-            if not path.exists() and not [*path.parent.glob(f"{glob.escape(path.name)}*")]:
-                where = next((f" (line {li.source})" for li in made.config.lines.values() if str(path) in li.value), "")
-                found[f"{path} is not there; {command.stage} needs it{where}"] = None
+        for name in filter(None, (*command.reads, script)):
+            if "://" in name or Path(name).exists() or Path(f"{name}.pdparams").exists():
+                continue
+            mentions = (line for line in made.config.lines.values() if name in re.split(r"[|=\s]", line.value))
+            where = next((f" (line {line.source})" for line in mentions), "")
+            found[f"{name} is not there; {command.stage} needs it{where}"] = None
     return list(found)
 
 
@@ -139,9 +141,10 @@ class _Planner:
         ]
         launch, env, note = self.write.launch(fleet, f"{self.plan.root}/logs/{run}")
         if not self.here.cards and ("amp" in (trainer.partition("_")[0], autocast) or autocast == "fp16"):
-            note = "; ".join(filter(None, (note, "mixed precision needs a card, so this computes in float32")))
+            note = "; ".join(filter(None, (note, "mixed precision needs a card: on a CPU Paddle computes in float32")))
         return self._command(
-            "train", run, [*launch, *script], batch_size=batch_size, note=note, env=env, nodes=fleet.nodes,
+            "train", run, [*launch, *script], card=bool(fleet.devices), batch_size=batch_size, note=note, env=env,
+            nodes=fleet.nodes,
             reads=tuple(map(unquoted, filter(None, (data, weights)))), device=self._device_name(fleet),
             skip=self.write.elsewhere(fleet),
             refused="" if trainer in self.here.trainers else
@@ -161,8 +164,8 @@ class _Planner:
             *self.write.unless_given(line, "use_gpu", self.write.use_gpu(number)),
             *self.write.emit("eval_spare", self.config.value("eval_spare", self.mode)),
         ]
-        self._add(self._command("eval", run, script, needs=(needs,), skip=away, env=self._visible(fleet),
-                                device=self._device_name(fleet)))  # fmt: skip
+        self._add(self._command("eval", run, script, card=bool(fleet.devices), needs=(needs,), skip=away,
+                                env=self._visible(fleet), device=self._device_name(fleet)))  # fmt: skip
 
     def _export(self, fleet: Fleet, trainer: str, run: str, weights: str, directory: str, needs: str, away: str) -> str:
         """Adds the export of what that trainer made; its id, or nothing where the file has none."""
@@ -201,6 +204,8 @@ class _Planner:
             export = exports[min(number, len(exports) - 1)]
             if export.lower() not in ("", "false"):
                 line = self.config.lines["norm_export" if export.lower() == "true" else "infer_export"]
+                if not present(line.value):
+                    line.fail("whole_infer exports by this command, which is null")
                 given = self.config.value("save_inference_dir", self.mode) if self.config.form != LONG else ""
                 target = given or f"{self.plan.root}/{run}"
                 script = [
@@ -220,9 +225,10 @@ class _Planner:
         if line is None or not present(line.value):
             return
         devices = dict.fromkeys(self.config.values("infer_use_gpu", self.mode))
-        for device in devices:
-            if device and device.lower() not in (*YES, *NO):
-                self.config.lines["infer_use_gpu"].fail(f"{device!r} is neither True (gpu) nor False (cpu)")
+        benchmark = self.config.value("benchmark", self.mode)
+        for name, value in (*(("infer_use_gpu", device) for device in devices), ("benchmark", benchmark)):
+            if value and value.lower() not in (*YES, *NO):
+                self.config.lines[name].fail(f"{value!r} is neither True nor False")
         for device in devices:
             name = "gpu" if device.lower() in YES else "cpu"
             for label, batch_size, special, arguments in self._cells(name == "gpu", quantised):
@@ -233,16 +239,17 @@ class _Planner:
                     *self.write.emit("infer_batch_size", batch_size),
                     *arguments,
                     *self.write.emit("image_dir", images),
-                    *self.write.emit("benchmark", self.config.value("benchmark", self.mode)),
+                    *self.write.emit("save_log_path", self.config.value("save_log_path", self.mode)),
+                    *self.write.emit("benchmark", benchmark),
                     *self.write.emit("infer_spare", self.config.value("infer_spare", self.mode)),
                 ]
-                shows = "benchmark" if self.config.value("benchmark", self.mode).lower() in YES else ""
+                shows = "benchmark" if benchmark.lower() in YES else ""
                 mapped = name == "gpu" and not self.here.cards
                 shown = f"{name}_on_cpu" if mapped and not special else name  # never a card's figure without a card
                 yield self._command(
                     "infer", run, script, part=f"_{shown}{label}", device=name if self.here.cards else "cpu",
                     batch_size=batch_size, shows=shows, reads=(unquoted(images),) if images else (),
-                    skip=f"no card here, and {special} needs one" if mapped and special else "",
+                    skip=f"{self.here.why}, and {special} needs one" if mapped and special else "",
                 )  # fmt: skip
 
     def _cells(self, card: bool, quantised: bool) -> Iterator[tuple[str, str, str, list[str]]]:
@@ -304,11 +311,19 @@ class _Planner:
     # Commands
 
     def _command(
-        self, stage: str, run: str, script: list[str], part: str = "", env: dict[str, str] | None = None, **more: Any
+        self,
+        stage: str,
+        run: str,
+        script: list[str],
+        part: str = "",
+        env: dict[str, str] | None = None,
+        card: bool = True,
+        **more: Any,
     ) -> Command:
-        if not self.here.cards and not more.get("skip"):
+        if (not self.here.cards or not card) and not more.get("skip"):
             mapped = on_cpu(script)
-            more["note"] = more.get("note") or ("no card here: runs on the CPU" if mapped != script else "")
+            why = self.here.why if not self.here.cards else "gpu_list says -1"
+            more["note"] = more.get("note") or (f"{why}: runs on the CPU" if mapped != script else "")
             script = mapped
         name = _short(re.sub(r"[^0-9A-Za-z_.,=+-]", "_", f"{run}.{stage}{part}"))
         log = f"{self.plan.root}/logs/{name}.log"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ppfleet.tipc.execute import Result
 
 STATUS, JSON, JUNIT, PAGE = "results_python.log", "results.json", "results.xml", "report.html"
-_TAIL_LINES, _TAIL_CHARS = 40, 6000
+_TAIL_LINES, _TAIL_CHARS = 60, 8000
 _PATIENCE = 60.0  # seconds for another node's last lines
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

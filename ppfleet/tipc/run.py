@@ -171,6 +171,10 @@ class Runner:
         return execute(command, makes=not command.nodes or command.nodes[0] == self.plan.here.address)
 
     def _finish(self, result: Result) -> None:
+        self._add(result)
+        self.write(finished=False)
+
+    def _add(self, result: Result) -> None:
         self.results.append(result)
         command, model = result.command, self.plan.config.model
         mapped = f" [device map: {command.note}]" if command.note else ""
@@ -181,16 +185,15 @@ class Runner:
             self._say(f"Run {word} with command - {model} - {command.text}!{mapped}", colour)
             if result.status == FAILED:
                 self._say(f"  {result.reason}{f'; {command.log}' if result.code is not None else ''}")
-        self.write(finished=False)
 
     def _stopped(self, name: str) -> None:
         done = {result.command.id for result in self.results}
         left = [command for command in self.plan.commands if command.id not in done]
         for number, command in enumerate(left):
             if number == 0 and Path(command.log).exists():
-                self._finish(Result(command, FAILED, f"interrupted by {name}", tail=tail(Path(command.log)), code=-1))
+                self._add(Result(command, FAILED, f"interrupted by {name}", tail=tail(Path(command.log)), code=-1))
             else:
-                self._finish(Result(command, SKIPPED, f"interrupted by {name}"))
+                self._add(Result(command, SKIPPED, f"interrupted by {name}"))
 
     def _gather(self) -> None:
         """What the other nodes wrote into a directory that all share."""

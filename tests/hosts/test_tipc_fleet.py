@@ -16,6 +16,7 @@ from tests.tipc_files import FLEET_FILE as CONFIG
 from tests.tipc_files import SHORT, edited, model_repository, repository, surroundings
 
 LITE = "lite_train_lite_infer"
+LACKING = namespaces.missing()
 NODES = ("127.0.0.2", "127.0.0.3")
 FLEET = ("gpu_list:0|0,1", f"gpu_list:{','.join(NODES)};0,1")
 
@@ -202,7 +203,7 @@ def test_which_node_this_is(repo):
     assert code == 2 and "POD_IP=198.51.100.9 is none of" in output
 
 
-@pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "-")
+@pytest.mark.skipif(bool(LACKING), reason=LACKING or "-")
 def test_the_documents_commands_on_two_hosts(tmp_path):
     """`gpu_list:192.168.0.1,192.168.0.2;0,1`, prepare.sh and test_train_inference_python.sh on each host, for real."""
     hosts = [model_repository(tmp_path / side) for side in "ab"]

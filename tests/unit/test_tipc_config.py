@@ -199,6 +199,35 @@ def test_nodes(tmp_path):
         nodes("a,b;0|c,d;0")
 
 
+def test_null_as_a_key(tmp_path):
+    text = edited(SHORT, ("eval:eval.py", "null:null"), ("inference:infer.py", "null:null"))
+    assert found(tmp_path, text) == [] and parsed(tmp_path, text).value("eval") == ""
+
+
+def test_a_byte_order_mark(tmp_path):
+    assert parsed(tmp_path, "\ufeff" + SHORT).form == "short"
+    assert [f.text for f in found(tmp_path, "\ufeff" + SHORT)] == [
+        "a byte order mark before the first `=`: save as UTF-8 without BOM"
+    ]
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b", "..", ""])
+def test_a_model_is_a_directorys_name(tmp_path, name):
+    with pytest.raises(ConfigError, match="line 2 .* names no model"):
+        parsed(tmp_path, edited(SHORT, ("model_name:toy", f"model_name:{name}")))
+
+
+def test_a_trainer_that_is_nearly_known(tmp_path):
+    text = SHORT.replace("norm_train", "nrom_train")
+    assert any("norm_train was probably meant" in f.text for f in found(tmp_path, text))
+
+
+def test_blanks_between_addresses(tmp_path):
+    for written in ("10.0.0.1 10.0.0.2;0,1", "10.0.0.1, 10.0.0.2;0,1", "10.0.0.1 ,10.0.0.2; 0,1"):
+        (finding,) = found(tmp_path, edited(SHORT, ("gpu_list:0|0,1", f"gpu_list:{written}")))
+        assert finding.text.endswith("write 10.0.0.1,10.0.0.2;0,1")
+
+
 def test_windows_line_ends(tmp_path):
     (finding,) = found(tmp_path, SHORT.replace("\n", "\r\n"))
     assert (finding.level, finding.line) == ("warning", 1) and "32 lines end in \\r\\n" in finding.text

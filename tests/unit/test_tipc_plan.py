@@ -261,3 +261,128 @@ def test_plan_as_a_command(tmp_path):
     assert lacking.returncode == 1 and "data is not there; train needs it (line 11)" in lacking.stderr
     assert tipc(tmp_path, "plan", "fleet.txt", "nonsense").returncode == 2
     assert tipc(tmp_path, "plan", "fleet.txt").returncode == 2
+
+
+def test_spare_lines_and_weights_reach_the_scripts(tmp_path):
+    text = LONG.replace("Global.pretrained_model:null", "Global.pretrained_model:./start")
+    text = text.replace("./inference/images\nnull:null", "./inference/images\nGlobal.more:1", 1)
+    text = text.replace("configs/rec.yml -o\nnull:null", "configs/rec.yml -o\nGlobal.evaluated:2", 1)
+    text = text.replace("--save_log_path:null", "--save_log_path:./logs").replace(
+        "True\nnull:null\n", "True\n--spare:3\n"
+    )
+    text = text.replace("--image_dir:./inference/images", "--image_dir:./others")
+    done = made(tmp_path, text)
+    train, evaluation, infer = (only(done, stage)[0].argv for stage in ("train", "eval", "infer"))
+    assert "Global.pretrained_model=./start" in train and "Global.more=1" in train
+    assert evaluation[-1] == "Global.evaluated=2" and infer[-1] == "--spare=3" and "--save_log_path=./logs" in infer
+    assert "--image_dir=./inference/images" in infer
+    assert "--image_dir=./others" in only(made(tmp_path, text, "whole_infer"), "infer")[0].argv
+
+
+def test_evaluation(tmp_path):
+    given = edited(SHORT, ("eval:eval.py", "eval:eval.py --data-path=./other --use-gpu=False"))
+    assert made(tmp_path, given).commands[1].argv[2:4] == ("--data-path=./other", "--use-gpu=False")
+    assert len(made(tmp_path, given).commands[1].argv) == 5
+    no_key = edited(SHORT, ("--pretrained:null", "null:null")).replace("--pretrained:\n", "--weights:\n")
+    assert made(tmp_path, no_key).commands[1].argv[2].startswith("--weights=")
+    assert dict(made(tmp_path, SHORT).commands[1].env) == {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_trainers_of_the_long_form(tmp_path):
+    spare = edited(
+        LONG,
+        ("trainer:norm_train", "trainer:spare_train|to_static_train"),
+        (
+            "distill_train:null\nnull:null\nnull:null",
+            "distill_train:null\nspare_train:s.py\nto_static_train:-o Static=True",
+        ),
+        ("export1:null", "export1:e.py"),
+    )
+    done = made(tmp_path, spare, trainers=("spare_train", "to_static_train"))
+    assert only(done, "train")[0].argv[1] == "s.py" and only(done, "export")[0].argv[1] == "e.py"
+    static = only(done, "train")[1].argv
+    assert static[1] == "tools/train.py" and static[5:8] == ("Global.print_batch_step=1", "-o", "Static=True")
+    assert only(done, "export")[1].argv[1] == "tools/export_model.py"
+    twice = edited(LONG, ("trainer:norm_train", "trainer:normal_train|norm_train"))
+    assert stages(made(tmp_path, twice))["train"] == 2
+
+
+def test_quantised_models(tmp_path):
+    text = LONG.replace("--precision:fp32", "--precision:fp32|int8").replace("infer_quant:Fasle", "infer_quant:True")
+    shown = [c.id for c in only(made(tmp_path, text, "whole_infer"), "infer")]
+    assert len([name for name in shown if "cpu" in name]) == 8 and all(
+        "int8" in name for name in shown if "cpu" in name
+    )
+    assert [name for name in shown if "usetrt_False" in name and "int8" in name] == []
+
+
+def test_inference_of_what_training_wrote_itself(tmp_path):
+    done = made(tmp_path, edited(SHORT, ("norm_export:export.py", "norm_export:null")))
+    assert stages(done) == {"train": 2, "eval": 2, "infer": 8}
+    assert only(done, "infer")[0].needs == ("norm_train_gpus_0_nodes_1.train",)
+
+
+def test_whole_infer_of_several_models(tmp_path):
+    changes = [
+        ("infer_model:./inference/rec/", "infer_model:./a/|./b/"),
+        ("infer_export:null", "infer_export:null|True"),
+    ]
+    done = made(tmp_path, edited(LONG, *changes), "whole_infer")
+    assert stages(done) == {"export": 1, "infer": 24}
+    (export,) = only(done, "export")
+    assert export.argv[1] == "tools/export_model.py" and "Global.checkpoints=./b/" in export.argv and export.makes
+    assert only(done, "infer")[0].reads == ("./inference/images", "./a/")
+    assert "--rec_model_dir=./test_tipc/output/rec/whole_infer/whole_infer_2/Student" in only(done, "infer")[-1].argv
+    with pytest.raises(ConfigError, match="line 30 .* null"):
+        no_export = edited(
+            LONG, *changes, ("norm_export:tools/export_model.py -c configs/rec.yml -o", "norm_export:null")
+        )
+        made(tmp_path, no_export, "whole_infer")
+
+
+def test_devices(tmp_path):
+    cpu = edited(SHORT, ("gpu_list:0|0,1", "gpu_list:-1"))
+    train = made(tmp_path, cpu).commands[0]
+    assert train.env == () and train.argv[-1] == "--use-gpu=False" and train.note == "gpu_list says -1: runs on the CPU"
+    pair = made(tmp_path, edited(SHORT, ("gpu_list:0|0,1", "gpu_list:a,b;-1"))).commands[0]
+    assert pair.argv[3:5] == ("--ips=a,b", "--nproc_per_node=1")
+    assert made(tmp_path, cpu, cards=False, why="--device cpu").commands[0].note == "--device cpu: runs on the CPU"
+    gpu = edited(SHORT, ("use-gpu:True", "--use_gpu:gpu"), ("norm_train:train.py", "norm_train:train.py --shape 3 3"))
+    argv = made(tmp_path, gpu, cards=False).commands[0].argv
+    assert argv[-1] == "--use_gpu=cpu" and argv[2:5] == ("--shape", "3", "3")
+
+
+def test_benchmark_figures_are_the_first_nodes(tmp_path):
+    text = edited(SHORT, FLEET) + "=====train_benchmark_params=====\nbatch_size:16\nfp_items:fp32\nepoch:1\n"
+    shows = [made(tmp_path, text, "benchmark_train", address=f"192.168.0.{n}").commands[0].shows for n in (1, 2)]
+    assert shows == ["ips", ""]
+
+
+def test_limits_and_nothing_to_do(tmp_path):
+    assert made(tmp_path, SHORT).commands[0].limit == 3600
+    assert made(tmp_path, SHORT, "whole_train_whole_infer").commands[0].limit == 30 * 24 * 3600
+    assert made(tmp_path, SHORT, limit=5).commands[0].limit == 5
+    nothing = edited(SHORT, ("inference:infer.py", "inference:null"), ("infer_export:export.py", "infer_export:null"))
+    with pytest.raises(ConfigError, match="nothing to do in whole_infer"):
+        made(tmp_path, nothing, "whole_infer")
+    with pytest.raises(ConfigError, match="line 32 .* 'Ture' is neither True nor False"):
+        made(tmp_path, edited(SHORT, ("--benchmark:True", "--benchmark:Ture")))
+
+
+def test_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changes = [
+        ("--pretrained:null", "--pretrained:https://host/w.pdparams"),
+        ("--data-path:./data", '--data-path:"./my data"'),
+    ]
+    for name in ("train.py", "eval.py", "export.py", "infer.py", "images.tar"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "my data").mkdir()
+    done = made(tmp_path, edited(SHORT, *changes))
+    assert plan.missing(done) == ["./images is not there; infer needs it (line 31)"]
+    (tmp_path / "images").mkdir()
+    assert plan.missing(done) == []
+    whole = made(tmp_path, edited(SHORT, ("train_model:./weights.pdparams", "train_model:./weights")), "whole_infer")
+    assert plan.missing(whole) == ["./weights is not there; export needs it (line 24)"]
+    (tmp_path / "weights.pdparams").write_text("")
+    assert plan.missing(whole) == []

@@ -35,11 +35,7 @@ def end_of(text: str) -> str:
 
 def problems(facts: dict[str, Any]) -> list[str]:
     """Why a run is no certificate: what failed here, what failed on other nodes, or that nothing was run at all."""
-    found = [
-        f"{c['id']}: {c['reason']}{' (' + c['log'] + ')' if c['log'] else ''}"
-        for c in facts["commands"]
-        if c["status"] == "failed"
-    ]
+    found = [f"{c['id']}: {c['reason']}" for c in facts["commands"] if c["status"] == "failed"]
     for name, other in facts["nodes"].items():
         if other:
             found += [f"{name}: {problem}" for problem in problems(other)]

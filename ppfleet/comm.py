@@ -25,7 +25,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from ppfleet import errors, log
+from ppfleet import errors, log, rollcall
 from ppfleet.errors import CommError, WorldError
 from ppfleet.world import World
 
@@ -72,6 +72,8 @@ class Comm:
         if not self.on_cards:
             os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
         _check_master(world)
+        rollcall.call(world, rollcall.facts(paddle.__version__), _patience())
+        _await_master(world)
         dist.init_parallel_env()
         self._store = paddle.base.core.create_or_get_global_tcp_store()
         _send_at_once(world)
@@ -268,34 +270,53 @@ def _as_tensor(data: bytes) -> Any:
 
 
 def _check_master(world: World) -> None:
-    """Find out in a sentence what Paddle would answer with a C++ abort or a silent wait of minutes."""
+    """Find out in a sentence what Paddle would answer with a C++ abort, or not at all."""
+    host, _, port = world.master.rpartition(":")
+    if not world.first:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except OSError as failure:
+            if failure.errno == errno.EADDRINUSE:
+                raise CommError(
+                    f"port {port} of {host}, where rank 0's store must listen, is taken by another process; "
+                    f"end that one, or choose others with `--start_port`"
+                ) from None
+            # Paddle's launcher makes every host rank 0 that it does not find in the list.
+            raise WorldError(
+                f"this process is rank 0 at {host}, but {host} is no address of this machine ({failure.strerror}): "
+                f"start it with `python -m ppfleet launch`, or add `--host <own address in the list>`"
+            ) from None
+
+
+def _patience() -> float:
+    """Seconds in which all ranks must have come."""
+    text = os.environ.get("PPFLEET_WAIT", "30")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise WorldError(f"PPFLEET_WAIT={text} is no number of seconds")
+    return seconds
+
+
+def _await_master(world: World) -> None:
+    """Wait until rank 0's store listens, which it does at once after the roll call."""
     host, _, port = world.master.rpartition(":")
     if world.first:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, int(port)))
-            except OSError as failure:
-                if failure.errno == errno.EADDRINUSE:
-                    raise CommError(
-                        f"port {port} of {host}, where rank 0's store must listen, is taken by another process; "
-                        f"end that one, or choose others with `--start_port`"
-                    ) from None
         return
     # A connection attempt before rank 0 listens would make Paddle sleep 3 s; a refused probe costs nothing.
-    began, said = time.monotonic(), False
+    began = time.monotonic()
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=5).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             return
         except OSError as failure:
-            if not said and time.monotonic() - began > _SAY_AFTER:
-                said = True
-                log.say(f"{world.name()} waits for rank 0's store at {world.master} ({failure})")
-            if time.monotonic() - began > 900:
-                raise CommError(
-                    f"rank 0's store at {world.master} did not answer {world.name()} for 900 s ({failure})"
-                ) from None
+            if time.monotonic() - began > _patience():
+                raise CommError(f"rank 0's store at {world.master} did not answer {world.name()} ({failure})") from None
             time.sleep(0.05)
 
 

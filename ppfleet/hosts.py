@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 
@@ -77,3 +78,12 @@ def _check_reachable(host: str, all_hosts: Sequence[str]) -> None:
             f"{host} is {found[0]} on this machine, where no other can reach it: list its address ({shown}), "
             f"or correct /etc/hosts"
         )
+
+
+def is_host(text: str) -> bool:
+    """An address of either kind, or a name; a number with dots that is no address is neither."""
+    try:
+        ipaddress.ip_address(text.strip("[]").partition("%")[0])
+        return True
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z_](?:[\w.-]*\w)?", text, re.ASCII) is not None

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any, Callable, NoReturn
 
 from ppfleet.errors import FleetError
@@ -79,3 +80,31 @@ def run(main: Callable[[], None]) -> NoReturn:
         print("interrupted", file=sys.stderr, flush=True)
         sys.exit(130)
     sys.exit(0)
+
+
+class Stopped(BaseException):
+    """Ctrl-C, SIGTERM or SIGHUP came."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise Stopped, once, so that what is running is ended in order. One that is ignored,
+    as under nohup, stays ignored."""
+
+    def stop(number: int, frame: Any) -> None:
+        for each in kept:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    kept = {each: handler for each in watched if (handler := signal.getsignal(each)) != signal.SIG_IGN}
+    for each in kept:
+        signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)

@@ -7,11 +7,11 @@ and `#` lines keep their number. Errors name the line as an editor shows it.
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppfleet import hosts
 from ppfleet.errors import ConfigError
 from ppfleet.tipc.layout import LAST_REQUIRED, LAYOUTS, check_family, check_places, find_form
 from ppfleet.tipc.lines import Line, present, read
@@ -159,7 +159,7 @@ def parse_devices(line: Line, text: str) -> Fleet:
         line.fail(f"{text!r} holds a blank, where a shell would cut it in two: write {together}")
     nodes = tuple(addresses.split(",")) if several else ()
     for node in nodes:
-        if not _is_host(node):
+        if not hosts.is_host(node):
             line.fail(f"{node!r} is no address or host name; expected is ip,ip;0,1")
     twice = {node for node in nodes if nodes.count(node) > 1}
     if twice:
@@ -169,16 +169,7 @@ def parse_devices(line: Line, text: str) -> Fleet:
         return Fleet(nodes, (), devices)
     if not all(re.fullmatch("0|[1-9][0-9]{0,3}", device) for device in ids) or len(set(ids)) < len(ids):
         expected = "-1 (CPU), 0, 0,1 or ip,ip;0,1, several runs separated by |"
-        if not several and all(map(_is_host, ids)) and re.search("[.:]", text):
+        if not several and all(map(hosts.is_host, ids)) and re.search("[.:]", text):
             line.fail(f"{text!r} lists addresses without devices: expected is {text};0,1")
         line.fail(f"{text!r} is no list of devices; expected is {expected}")
     return Fleet(nodes, tuple(ids), devices)
-
-
-def _is_host(text: str) -> bool:
-    """An address of either kind, or a name; a number with dots that is no address is neither."""
-    try:
-        ipaddress.ip_address(text.strip("[]").partition("%")[0])
-        return True
-    except ValueError:
-        return re.fullmatch(r"[A-Za-z_](?:[\w.-]*\w)?", text, re.ASCII) is not None

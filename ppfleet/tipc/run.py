@@ -9,8 +9,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -18,20 +16,15 @@ from typing import IO, Any
 import ppfleet
 from ppfleet import guard
 from ppfleet.errors import CommError, ConfigError
+from ppfleet.meet import Meeting
+from ppfleet.script import Stopped, stoppable
 from ppfleet.tipc import report
 from ppfleet.tipc.command import Command
 from ppfleet.tipc.execute import FAILED, OK, SKIPPED, Result, execute, show, tail
-from ppfleet.tipc.meet import Meeting
 from ppfleet.tipc.plan import Plan
 
+_SAME = "TIPC file, mode or version of ppfleet"
 DEFAULT_PORT = 6070  # Paddle's launcher's; the nodes meet one below
-
-
-class Stopped(BaseException):
-    """Ctrl-C, SIGTERM or SIGHUP came."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 class Runner:
@@ -49,13 +42,13 @@ class Runner:
         self._lock: IO[str] | None = None
         text = plan.config.path.read_bytes() + f"{plan.mode} {ppfleet.__version__}".encode()
         port = (plan.here.start_port or DEFAULT_PORT) - 1
-        self.meeting = Meeting(self.nodes, self.node, port, hashlib.sha256(text).hexdigest(), patience, show)
+        self.meeting = Meeting(self.nodes, self.node, port, hashlib.sha256(text).hexdigest(), patience, show, _SAME)
 
     def run(self) -> int:
         """The exit code: 0 when all is well, 1 otherwise, 128 + n after signal n."""
         stopped = 0
         guard.adopt()
-        with _signals():
+        with stoppable():
             try:
                 self._begin()
                 for number, command in enumerate(self.plan.commands, 1):
@@ -229,24 +222,3 @@ class Runner:
         }
         report.write(self.directory, facts)
         return facts
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise Stopped, once: what is running is ended in order."""
-
-    def stop(number: int, frame: Any) -> None:
-        for each in kept:
-            signal.signal(each, signal.SIG_IGN)
-        raise Stopped(number)
-
-    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    kept = {each: signal.getsignal(each) for each in watched}
-    kept = {each: handler for each, handler in kept.items() if handler != signal.SIG_IGN}  # as under nohup
-    for each in kept:
-        signal.signal(each, stop)
-    try:
-        yield
-    finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)

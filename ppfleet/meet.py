@@ -1,7 +1,7 @@
-"""Nodes meet at the start of a run and before each command that needs several of them.
+"""Hosts meet at the start of a job and wherever they need each other; whoever dies in between is noticed.
 
-The first node listens at its listed address; the others stay connected to it for the whole run, so that whoever dies is
-noticed by those who wait. A message is one line of JSON. Whoever waits says for whom.
+The first node listens at its listed address; the others stay connected to it for as long as the job runs. A message is
+one line of JSON. Whoever waits says for whom.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ppfleet.errors import CommError
 
 _LONGEST = 4096
 _SAY_EVERY = 10.0
-_HELLO = "ppfleet tipc"
+_HELLO = "ppfleet meeting"
 _NO_MESSAGE = (ValueError, RecursionError)  # of json.loads
 
 
@@ -72,7 +72,7 @@ class Link:
 
 @dataclass
 class Meeting:
-    """All nodes of a file. `digest` is of what must be the same on all of them."""
+    """All nodes of a job. `digest` is of what must be the same on all of them, which `same` names."""
 
     nodes: Sequence[str]
     node: int
@@ -80,7 +80,10 @@ class Meeting:
     digest: str
     patience: float  # seconds for the others to come at the start
     say: Callable[[str], None]
+    same: str = "command"
     links: dict[int, Link] = field(default_factory=dict, init=False)
+    ended: dict[int, int] = field(default_factory=dict, init=False)  # with which code the job ended there
+    final: bool = field(default=False, init=False)  # whether somebody wants it to stay ended
     at: dict[int, str] = field(default_factory=dict, init=False)  # what each was last heard to do
     _here: dict[int, str] = field(default_factory=dict, init=False)  # who has come to which command
     _said: float = field(default=0.0, init=False)
@@ -117,17 +120,27 @@ class Meeting:
             for number in numbers:
                 if number not in self.links:
                     raise CommError(f"{self.nodes[number]} has ended before {what}: its own output tells why")
-            with selectors.DefaultSelector() as ready:
-                for number in self.links:
-                    ready.register(self.links[number], selectors.EVENT_READ, number)
-                for key, _ in ready.select(1.0):
-                    self._hear(key.data)
+            self.hear(1.0)
             doing = [f"{self.nodes[n]} ({self.at[n]})" if n in self.at else self.nodes[n] for n in numbers]
             self._waiting(f"waiting for {', '.join(doing)}")
+
+    def hear(self, seconds: float) -> None:
+        """Take in what the others say, for at most that long; a link that broke is dropped."""
+        if not self.links:
+            time.sleep(seconds)
+            return
+        with selectors.DefaultSelector() as ready:
+            for number in self.links:
+                ready.register(self.links[number], selectors.EVENT_READ, number)
+            for key, _ in ready.select(seconds):
+                self._hear(key.data)
 
     def _hear(self, number: int) -> None:
         try:
             for message in self.links[number].receive():
+                if isinstance(code := message.get("ended"), int):
+                    self.ended[number] = code
+                    self.final = self.final or bool(message.get("final"))
                 self.at[number] = str(message.get("at", self.at.get(number, "")))
                 self._here[number] = str(message.get("here", self._here.get(number, "")))
         except EOFError:
@@ -194,7 +207,7 @@ class Meeting:
         self.links[number] = link
         if hello.get("digest") != self.digest:
             name = self.nodes[number]
-            raise CommError(f"{name} has another TIPC file, mode or version of ppfleet than {self.nodes[0]}")
+            raise CommError(f"{name} has another {self.same} than {self.nodes[0]}")
 
     def _listen(self) -> socket.socket:
         host = next(iter(hosts.resolve(self.nodes[0])), self.nodes[0])

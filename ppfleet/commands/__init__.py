@@ -1,0 +1,1 @@
+"""What a person runs: `python -m ppfleet <command>`. Never imported by training."""

@@ -1,0 +1,206 @@
+"""`python -m ppfleet launch`: checks, waits for the other machines, runs Paddle's launcher, starts a dead job again.
+
+No launcher of our own: Paddle's starts the trainers. Around it stands a guard, so that killing this process, the
+launcher or the guard, also with SIGKILL, leaves no trainer behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import ppfleet
+from ppfleet import guard, hosts
+from ppfleet.commands import secret
+from ppfleet.commands.flags import DEFAULT_PORT, Launch, Machine, translate
+from ppfleet.errors import CommError, FleetError
+from ppfleet.meet import Meeting
+from ppfleet.script import Stopped, stoppable
+
+_GRACE = 40.0  # seconds: Paddle's launcher gives its trainers 30
+_LAST_WORDS = 60.0  # seconds for the other hosts to tell how the job ended there
+
+
+def main(words: list[str]) -> int:
+    launch = translate(words, this_machine())
+    for note in launch.notes:
+        say(note)
+    if launch.dry_run:
+        print(launch.text())
+        return 0
+    try:
+        check_here(launch)
+        return Supervisor(launch).run()
+    except FleetError as failure:
+        print(f"error: {failure}", file=sys.stderr, flush=True)
+        return 1
+
+
+def say(text: str) -> None:
+    print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
+def this_machine() -> Machine:
+    """Which Paddle is installed and which cards there are, without loading it."""
+    try:
+        distribution("paddlepaddle-gpu")
+        cuda = True
+    except PackageNotFoundError:
+        cuda = False
+    return Machine(cards=len(list(Path("/dev").glob("nvidia[0-9]*"))), cuda=cuda, env=dict(os.environ))
+
+
+def check_here(launch: Launch) -> None:
+    """What can be known before anything is started: the script, the log directory, the ports, the parameter server."""
+    script = launch.script[0]
+    if not Path(script).is_file():
+        raise FleetError(f"there is no script {script} here: is the working directory right?")
+    try:
+        Path(launch.log_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise FleetError(f"cannot write logs to {launch.log_dir}: {failure.strerror}") from None
+    for port in launch.ports:
+        if holder := port_holder(launch.host, port):
+            raise FleetError(
+                f"port {port} of {launch.host} is taken by {holder}: end that, or take another --start_port"
+            )
+    if launch.servers and not has_servers():
+        raise FleetError(
+            "this PaddlePaddle was built without the parameter server (the 3.x wheels for CPU are): "
+            "take PaddlePaddle 2.6, or train collectively with --ips"
+        )
+
+
+def port_holder(host: str, port: int) -> str:
+    """Who listens there; nothing where nobody does."""
+    address = next(iter(hosts.resolve(host)), host)
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            probe.bind((address, port))
+            return ""
+    for connection in psutil.net_connections("inet"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            with suppress(psutil.Error):
+                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return "another process"
+
+
+def has_servers() -> bool:
+    code = "import paddle; raise SystemExit(not hasattr(paddle.base.core, 'DistFleetWrapper'))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+class Supervisor:
+    """One job as this host sees it: attempts until one ends well, or there are no restarts left."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.meeting: Meeting | None = None
+
+    def run(self) -> int:
+        guard.adopt()
+        with stoppable(), tempfile.TemporaryDirectory(prefix="ppfleet-") as private:
+            for attempt in range(self.launch.restarts + 1):
+                try:
+                    code, why = self._attempt(attempt, Path(private))
+                except Stopped as stop:
+                    self._tell(ended=128 + stop.number, final=True)
+                    return 128 + stop.number
+                finally:
+                    if self.meeting:
+                        self.meeting.close()
+                left = self.launch.restarts - attempt
+                if code == 0 or not left or (self.meeting and self.meeting.final):
+                    break
+                say(f"{why}; starting again, {left} restart{'s' if left > 1 else ''} left")
+        if code:
+            say(f"{why}; the trainers' own logs are in {self.launch.log_dir}")
+        return code
+
+    def _attempt(self, attempt: int, private: Path) -> tuple[int, str]:
+        """Start the job once: exit code, and why it is not 0."""
+        launch = self.launch
+        if len(launch.nodes) > 1:
+            self.meeting = self._new_meeting()
+            try:
+                self.meeting.start(lambda token: None)
+            except CommError as failure:
+                return 1, str(failure)
+        command, env = secret.keep(launch, dict(os.environ), private, attempt)
+        watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *command]
+        process = subprocess.Popen(watched, env=env, start_new_session=True)
+        try:
+            why = self._watch(process)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+            guard.end_below(0)
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        if not why and code:
+            why = f"the trainers of this host ended with code {code}"
+        return self._agree(code, why)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> str:
+        """Until it ends here, or badly elsewhere: why it must be stopped, or nothing."""
+        while process.poll() is None:
+            if self.meeting:
+                self.meeting.hear(0.5)
+                for number, name in enumerate(self.meeting.nodes):
+                    if number == self.meeting.node or (self.meeting.node and number):
+                        continue
+                    if number not in self.meeting.links and number not in self.meeting.ended:
+                        return f"{name} was lost"
+                    if self.meeting.ended.get(number, 0):
+                        return f"the job ended on {name} with code {self.meeting.ended[number]}"
+            else:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
+        return ""
+
+    def _agree(self, code: int, why: str) -> tuple[int, str]:
+        """A job has ended well when it has on every host: each tells the first, the first tells all."""
+        meeting = self.meeting
+        if meeting is None:
+            return code, why
+        code = code or int(bool(why))
+        if meeting.node:
+            self._tell(ended=code)
+        deadline = time.monotonic() + _LAST_WORDS
+        others = [0] if meeting.node else list(range(1, len(meeting.nodes)))
+        while code == 0 and time.monotonic() < deadline:
+            if not [n for n in others if n in meeting.links and n not in meeting.ended]:
+                break
+            meeting.hear(0.5)
+        for number in others:
+            told = meeting.ended.get(number)
+            if code == 0 and told != 0:
+                name = meeting.nodes[number]
+                code, why = 1, f"the job ended on {name} with code {told}" if told else f"{name} was lost at the end"
+        if not meeting.node:
+            self._tell(ended=code)
+        return code, why
+
+    def _tell(self, **message: Any) -> None:
+        for link in self.meeting.links.values() if self.meeting else ():
+            link.send(**message)
+
+    def _new_meeting(self) -> Meeting:
+        launch = self.launch
+        text = "\0".join((*launch.nodes, *launch.script[1:], Path(launch.script[0]).name, ppfleet.__version__))
+        digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+        port = (launch.ports[0] if launch.ports else DEFAULT_PORT) - 1
+        node = launch.nodes.index(launch.host)
+        return Meeting(launch.nodes, node, port, digest, launch.wait, say, "list of hosts, script arguments or ppfleet")

@@ -64,7 +64,7 @@ debian-packages: ## what some tests need of the system (root): network namespace
 	apt-get update && apt-get install --yes --no-install-recommends $$(cat requirements/debian.txt)
 
 clean:           ## remove the environments and everything the targets made
-	rm -rf .venv .venv26 output lite_data build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv26 output lite_data test_tipc/output build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 9) else "ppfleet needs Python 3.9 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 $(MAKECMDGOALS)")'

@@ -14,7 +14,12 @@ COMMANDS = {
 
 def main(arguments: list[str]) -> int:
     if arguments and arguments[0] in COMMANDS:
-        return int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+        try:
+            return int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+        except ModuleNotFoundError as missing:
+            needed = f"{sys.executable} has no {missing.name}, which ppfleet needs"
+            print(f"{needed}: take .venv/bin/python, or pip install -e '.[cpu]' into this one", file=sys.stderr)
+            return 2
     lines = "\n".join(f"  {name:10}{text}" for name, (_, text) in COMMANDS.items())
     known = f"usage: python -m ppfleet <command> …\n\n{lines}\n\npython -m ppfleet <command> --help tells more"
     if arguments and arguments[0] in ("-h", "--help"):

@@ -8,13 +8,13 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 
-import psutil
-
 from ppfleet.errors import WorldError
 
 
 def addresses() -> dict[str, str]:
     """This machine's own addresses, each with its interface."""
+    import psutil  # here: a list of hosts can be looked at without it
+
     found = {}
     for interface, entries in psutil.net_if_addrs().items():
         for entry in entries:

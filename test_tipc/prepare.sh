@@ -4,7 +4,7 @@
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common_func.sh"
 tipc_begin "$@"
-"$python" -m ppfleet tipc plan "$config" "$mode" "${@:3}" > /dev/null || exit
+said="$("$python" -m ppfleet tipc plan "$config" "$mode" "${@:3}" 2>&1 > /dev/null)" || { code=$?; echo "$said" >&2; exit "$code"; }
 case "$mode" in
     lite_* | whole_infer | benchmark_train) "$python" tools/lite_data.py lite_data || exit ;;
 esac
@@ -13,6 +13,6 @@ code=$?
 case "$code/$mode" in
     0/*) echo "ready: bash test_tipc/test_train_inference_python.sh $1 $mode" ;;
     1/whole_train_whole_infer) echo "whole data, an image folder: train/<class>/*.JPEG and val/<class>/*.JPEG, or train_list.txt and val_list.txt with lines \`path label\`" >&2 ;;
-    1/whole_infer) echo "whole_infer exports weights that are there: train first (tools/train.py), or name others in line 24" >&2 ;;
+    1/whole_infer) echo "whole_infer exports weights that are there: train first ($python tools/train.py --data-path=lite_data --epochs=1), or name others in line 24" >&2 ;;
 esac
 exit "$code"

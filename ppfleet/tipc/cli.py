@@ -54,11 +54,11 @@ def options(arguments: list[str]) -> Namespace:
     add = parser.add_argument
     add("what", choices=["run", "plan", "lint"], help="what to do")
     add("config", help="the text file")
-    add("mode", nargs="?", default="", help=f"{', '.join(tipc.MODES)} (lint: may be left out)")
+    add("mode", nargs="?", help=f"{', '.join(tipc.MODES)} (lint: may be left out)")
     add("--device", choices=["auto", "gpu", "cpu"], default="auto",
         help="cpu: the device map, which certifies files for cards on a machine without")  # fmt: skip
     add("--output", type=directory, default=OUTPUT, metavar="DIR", help="where <model>/<mode>/ is made")
-    add("--trainers", type=names, default=TRAINERS, metavar="NAMES",
+    add("--trainers", type=names, default=",".join(TRAINERS), metavar="A,B",
         help="the trainers that this repository has; others are refused")  # fmt: skip
     add("--timeout", type=number(float, 1), metavar="SECONDS",
         help="limit for each command (default: 1 hour; whole_train: 30 days)")  # fmt: skip
@@ -113,7 +113,7 @@ def show(o: Namespace) -> int:
 
 
 def explain(o: Namespace) -> int:
-    findings = lint.lint(o.config, o.mode)
+    findings = lint.lint(o.config, o.mode or "")
     if o.json:
         print(json.dumps([vars(finding) for finding in findings], indent=1, ensure_ascii=False))
     else:

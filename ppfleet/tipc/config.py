@@ -154,6 +154,8 @@ def parse_devices(line: Line, text: str) -> Fleet:
     addresses, several, devices = text.rpartition(";")
     if several and ";" in addresses:
         line.fail(f"{text!r} has more than one `;`: expected is ip,ip;0,1")
+    if wide := re.findall("[\uff0c\uff1b\uff5c\uff10-\uff19]", text):
+        line.fail(f"{text!r} holds the full-width {wide[0]!r}: write it with an English keyboard")
     together = ",".join(re.sub(r"\s*([,;])\s*", r"\1", text).split())
     if together != text:
         line.fail(f"{text!r} holds a blank, where a shell would cut it in two: write {together}")

@@ -171,12 +171,14 @@ def check_places(lines: list[Line], form: str) -> None:
         if not name or (form == LONG and line.number in _MAY_SEPARATE and line.separator):
             continue
         if not line.separator and ":" not in line.text:
-            line.fail(f"no colon: expected is `key:value`, here the {_shown(name)}")
+            wide = " (the one there is full-width)" if "\uff1a" in line.text else ""
+            line.fail(f"no colon{wide}: expected is `key:value`, here the {_shown(name)}")
         elsewhere = _PLACES.get(line.key, name) != name
         if fits(line, name) and not elsewhere:
             continue
         step = next((step for step in (1, -1, 2, -2, 3, -3) if _belongs(line, layout, line.number + step)), 0)
-        if elsewhere or step or name.isupper() or name == "##" or line.separator:
+        strict = name.isupper() or name in ("##", "train_model_name")
+        if elsewhere or step or strict or line.separator:
             line.fail(f"expected {_shown(name)} here, as line {line.number} of the {form} form{_hint(line, step)}")
 
 

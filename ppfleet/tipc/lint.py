@@ -38,6 +38,10 @@ def lint(path: str | Path, mode: str = "") -> list[Finding]:
     known = {(f.level, f.line) for f in findings}
     try:
         config = tipc.parse(path)
+        for name in ("epochs", "batch_size"):
+            if not config.lines[name].value:
+                text = f"{config.lines[name].key!r} has no value, so it is not given; `null` says that this is meant"
+                findings.append(Finding(WARNING, config.lines[name].source, text))
         trains = mode != "whole_infer" and config.value("trainer")
         findings += _trainers(config) if trains else []
         for wanted in [mode] if mode else _modes(config) if trains else []:

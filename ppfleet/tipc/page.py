@@ -20,9 +20,12 @@ _COLUMNS = {
 }
 
 
+_PLOTS = {"images_per_s": "images/s", "inference_ms": "inference, ms a batch"}
+
+
 def html(facts: dict[str, Any], problems: list[str]) -> str:
     commands = facts["commands"]
-    title = f"TIPC: {facts['model']}, {facts['mode']}"
+    title = f"TIPC: {facts['model']}, {facts['mode']}, {Path(facts['config']).name}"
     body = [
         _head(title, facts, problems),
         *(f'<p class="note">{escape(note)}</p>' for note in facts["notes"]),
@@ -77,15 +80,18 @@ def _nodes(facts: dict[str, Any]) -> str:
         parts.append(f"<h3>{escape(name + host)}</h3>")
         if other is None:
             parts.append("<p>its results are on that machine, or did not come in time</p>")
+        together: dict[tuple[str, str], list[str]] = {}
         for command in other["commands"] if other else []:
-            why = f": {command['reason']}" if command["reason"] else ""
-            parts.append(f"<p>{_pill(command['status'])} {escape(command['id'] + why)}</p>")
+            together.setdefault((command["status"], command["reason"]), []).append(command["id"])
+        for (status, reason), names in together.items():
+            what = names[0] if len(names) == 1 else f"{len(names)} commands"
+            parts.append(f"<p>{_pill(status)} {escape(f'{what}: {reason}' if reason else ', '.join(names))}</p>")
     return f"<h2>Other nodes</h2>{''.join(parts)}" if parts else ""
 
 
 def _chain(run: str, commands: list[dict[str, Any]]) -> str:
     stages = []
-    for stage in (("train",), ("eval", "export"), ("infer",)):
+    for stage in (("train", "eval"), ("export",), ("infer",)):
         boxes = [_box(command) for command in commands if command["stage"] in stage]
         if boxes:
             stages.append(f'<div class="stage">{"".join(boxes)}</div>')
@@ -97,7 +103,7 @@ def _box(command: dict[str, Any]) -> str:
     details += [_time(command["seconds"]) if command["seconds"] else "", command["note"]]
     shown = " · ".join(filter(None, details))
     return (
-        f'<a class="box {command["status"]}" href="#{escape(command["id"])}"><b>{command["stage"]} '
+        f'<a class="box {command["status"]}" href="#{escape(command["id"])}"><b>{escape(_label(command))} '
         f"{_WORDS[command['status']]}</b> {escape(shown)}</a>"
     )
 
@@ -122,28 +128,33 @@ def _command(command: dict[str, Any]) -> str:
 
 
 def _benchmarks(commands: list[dict[str, Any]]) -> str:
-    measured = [command for command in commands if command["figures"]]
-    if not measured:
-        return ""
-    columns = {key: text for key, text in _COLUMNS.items() if any(key in c["figures"] for c in measured)}
-    head = "".join(f'<th scope="col">{text}</th>' for text in columns.values())
-    rows = "".join(
-        f"<tr><td>{escape(c['id'])}</td>"
-        + "".join(f"<td>{_figure(c['figures'].get(key))}</td>" for key in columns)
-        + "</tr>"
-        for c in measured
-    )
-    table = f'<div class="scroll"><table><tr><th scope="col">command</th>{head}</tr>{rows}</table></div>'
-    plots = [
-        _plot(measured, key, text)
-        for key, text in (("images_per_s", "images/s"), ("inference_ms", "inference, ms a batch"))
-    ]
-    return f"<h2>Benchmark</h2>{''.join(plots)}{table}"
+    """For each chain its figures, as bars and as a table."""
+    parts = []
+    for run in _runs(commands):
+        measured = [c for c in commands if c["run"] == run and c["figures"]]
+        if measured:
+            columns = {key: text for key, text in _COLUMNS.items() if any(key in c["figures"] for c in measured)}
+            head = "".join(f'<th scope="col">{text}</th>' for text in columns.values())
+            rows = "".join(
+                f"<tr><td>{escape(_label(c))}</td>"
+                + "".join(f"<td>{_figure(c['figures'].get(key))}</td>" for key in columns)
+                + "</tr>"
+                for c in measured
+            )
+            table = f'<div class="scroll"><table><tr><th scope="col">command</th>{head}</tr>{rows}</table></div>'
+            plots = "".join(_plot(measured, key, text) for key, text in _PLOTS.items())
+            parts.append(f"<h3>{escape(run)}</h3>{plots}{table}")
+    return f"<h2>Benchmark</h2>{''.join(parts)}" if parts else ""
+
+
+def _label(command: dict[str, Any]) -> str:
+    """A command's name within its chain."""
+    return str(command["id"]).removeprefix(f"{command['run']}.")
 
 
 def _plot(measured: list[dict[str, Any]], key: str, title: str) -> str:
     """Horizontal bars, one a command, in a drawing as wide as a phone."""
-    bars = [(command["id"], float(command["figures"][key])) for command in measured if key in command["figures"]]
+    bars = [(_label(command), float(command["figures"][key])) for command in measured if key in command["figures"]]
     if not bars:
         return ""
     most = max(value for _, value in bars) or 1.0

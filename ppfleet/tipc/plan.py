@@ -320,7 +320,7 @@ class _Planner:
         card: bool = True,
         **more: Any,
     ) -> Command:
-        if (not self.here.cards or not card) and not more.get("skip"):
+        if not self.here.cards or not card:
             mapped = on_cpu(script)
             why = self.here.why if not self.here.cards else "gpu_list says -1"
             more["note"] = more.get("note") or (f"{why}: runs on the CPU" if mapped != script else "")

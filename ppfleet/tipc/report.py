@@ -68,6 +68,14 @@ def entry(result: Result, directory: Path) -> dict[str, Any]:
     }
 
 
+def name_of(directory: Path) -> str:
+    """By which text file the results there were made, as the end of a name."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        facts = json.loads((directory / JSON).read_text(encoding="utf-8"))
+        return f".{Path(facts['config']).stem}"
+    return ""
+
+
 def of_node(directory: Path, token: str) -> dict[str, Any] | None:
     """Another node's results, where it shares this directory; None where it does not. They may be unfinished."""
     deadline = time.monotonic() + _PATIENCE

@@ -114,9 +114,9 @@ class Runner:
             raise ConfigError(f"another runner is at work in {self.root}: wait for it, or choose --output") from None
 
     def _make(self, token: str) -> None:
-        """An empty directory; the last run's is kept once, beside it."""
-        before = self.root.with_name(f"{self.root.name}.previous")
+        """An empty directory; the last run's is kept beside it, one for each text file."""
         if self.root.exists():
+            before = self.root.with_name(f"{self.root.name}.previous{report.name_of(self.root)}")
             if before.is_dir() and not before.is_symlink():
                 shutil.rmtree(before)
             else:

@@ -26,8 +26,12 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def two_hosts() -> Iterator[list[list[str]]]:
-    """The words to put before a command so that it runs on the first and on the second host."""
+def two_hosts(own_name: str = "127.0.1.1") -> Iterator[list[list[str]]]:
+    """The words to put before a command so that it runs on the first and on the second host.
+
+    `own_name` is what a host's own name stands for: as Debian has it (which misleads Paddle's launcher), "" for nothing
+    at all, or "right" for its address.
+    """
     names = [f"pf{os.getpid()}{side}" for side in "ab"]
     try:
         for name in names:
@@ -36,8 +40,8 @@ def two_hosts() -> Iterator[list[list[str]]]:
         for name, address in zip(names, ADDRESSES):
             hosts = Path(f"/etc/netns/{name}/hosts")
             hosts.parent.mkdir(parents=True)
-            # As Debian has it: the host's own name is a loopback address, which misleads Paddle's launcher.
-            hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+            stands_for = address if own_name == "right" else own_name
+            hosts.write_text("127.0.0.1 localhost\n" + (f"{stands_for} {name}\n" if stands_for else ""))
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
             for device in ("lo", name):
                 _ip("-n", name, "link", "set", device, "up")
@@ -47,6 +51,17 @@ def two_hosts() -> Iterator[list[list[str]]]:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
             shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cut(before: list[list[str]]) -> Iterator[None]:
+    """The link between the two hosts is down."""
+    name = before[1][3]
+    _ip("-n", name, "link", "set", name, "down")
+    try:
+        yield
+    finally:
+        _ip("-n", name, "link", "set", name, "up")
 
 
 def _ip(*arguments: str) -> None:

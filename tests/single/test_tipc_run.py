@@ -58,7 +58,12 @@ def test_results_are_fresh_and_the_last_ones_are_kept(repo):
     done, entries = certify(repo, ONE, ("norm_train:train.py", "norm_train:train.py --break=nothing"))
     assert done.returncode == 1 and entries["train"]["status"] == "failed"  # the first run's weights do not count
     assert "successfully" not in (repo / ROOT / "results_python.log").read_text()
-    assert (repo / f"{ROOT}.previous" / "results_python.log").read_text().count("Run successfully") == 7
+    assert (repo / f"{ROOT}.previous.file/results_python.log").read_text().count("Run successfully") == 7
+    (repo / "other.txt").write_text((repo / "file.txt").read_text())
+    tipc(repo, "run", "other.txt", LITE)
+    tipc(repo, "run", "other.txt", LITE)  # each text file's last results are kept
+    kept = [path.name.partition(".previous.")[2] for path in (repo / ROOT).parent.glob("*.previous.*")]
+    assert sorted(kept) == ["file", "other"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +222,14 @@ def test_reports(repo):
     page = (repo / ROOT / "report.html").read_text()
     assert not re.search(r"(?:src|href)=.(?:https?:|//)|<script|@import|url\(", page)
     assert "&lt;/script&gt; &amp; &lt;b&gt;" in page and 'name="viewport"' in page
-    for words in ("eval failed", "train passed", "79.59", "<svg", "exit code 4", "no card here: runs on the CPU"):
+    for words in (
+        "eval failed</b>",
+        "train passed</b>",
+        "79.59",
+        "<svg",
+        "exit code 4",
+        "no card here: runs on the CPU",
+    ):
         assert words in page, words
     for reference in re.findall(r'href="([^"]+)"', page):
         target = reference[1:]

@@ -153,6 +153,12 @@ def test_a_good_file_has_no_findings(tmp_path, text):
         (SHORT, [("--use-gpu:True|False", "--use-gpu:perhaps")], "error", 28, ["perhaps"]),
         (SHORT, [("norm_export:export.py", "norm_export export.py")], "error", 22, ["no colon"]),
         (SHORT, [("model_name:toy", "model_name:null")], "error", 2, ["names no model"]),
+        (SHORT, [("train_model_name:latest.pdparams", "train_model_nam:latest")], "error", 10, ["train_model_name"]),
+        (SHORT, [("trainer:norm_train", "trainer\uff1anorm_train")], "error", 0, ["no line `trainer:`"]),
+        (SHORT, [("norm_export:export.py", "norm_export\uff1aexport.py")], "error", 22, ["full-width"]),
+        (SHORT, [("gpu_list:0|0,1", "gpu_list:0\uff0c1")], "error", 4, ["full-width"]),
+        (SHORT, [("--epochs:lite_train_lite_infer=5|whole_train_whole_infer=90", "--epochs:")], "warning", 6,
+         ["no value"]),
         (SHORT, [("trainer:norm_train", "trainer:../../evil")], "error", 13, ["names no trainer"]),
     ],
 )  # fmt: skip

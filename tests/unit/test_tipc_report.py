@@ -59,7 +59,9 @@ def facts(*results, node=0, finished=True, nodes=None):
 
 
 def result(status, reason="", note="", tail="", stage="train"):
-    command = Command(f"run.{stage}<b>", stage, "run<b>", ("python", "<b>"), "logs/x<b>.log", note=note, device="<b>")
+    command = Command(
+        f"run<b>.{stage}<b>", stage, "run<b>", ("python", "<b>"), "logs/x<b>.log", note=note, device="<b>"
+    )
     return Result(command, status, reason, 65.0, 0, {"images_per_s": 2.0} if status == OK else {}, tail)
 
 
@@ -78,9 +80,9 @@ def test_what_is_no_certificate():
     good, bad, left = result(OK), result(FAILED, "why"), result(SKIPPED, "why")
     assert report.problems(facts(good, left)) == [] and report.problems(facts(left, node=1)) == []
     assert report.problems(facts(left)) == ["nothing was run, every command was skipped: this certifies nothing"]
-    assert report.problems(facts(good, bad)) == ["run.train<b>: why"]
+    assert report.problems(facts(good, bad)) == ["run<b>.train<b>: why"]
     other = facts(bad, node=1)
-    assert report.problems(facts(good, nodes={"b": other})) == ["b: run.train<b>: why"]
+    assert report.problems(facts(good, nodes={"b": other})) == ["b: run<b>.train<b>: why"]
     assert report.problems(facts(good, nodes={"b": None})) == []
     half = facts(good, node=1, finished=False)
     assert report.problems(facts(good, nodes={"b": half})) == ["b: did not come to its end"]

@@ -22,6 +22,7 @@ from ppfleet.errors import CommError
 _LONGEST = 4096
 _SAY_EVERY = 10.0
 _HELLO = "ppfleet meeting"
+UNKNOWN = "another machine"
 _NO_MESSAGE = (ValueError, RecursionError)  # of json.loads
 
 
@@ -74,8 +75,8 @@ class Link:
 class Meeting:
     """All nodes of a job. `digest` is of what must be the same on all of them, which `same` names."""
 
-    nodes: Sequence[str]
-    node: int
+    nodes: list[str]  # names; UNKNOWN where only the number of nodes is known
+    node: int  # this one's place; -1: the first node says
     port: int
     digest: str
     patience: float  # seconds for the others to come at the start
@@ -92,7 +93,7 @@ class Meeting:
         """Wait for all nodes; a token that is the same on all. The first node calls `prepare` with it before the others
         go on, and with nothing before they learn that it failed. A CommError names who did not come."""
         self._said = time.monotonic() - _SAY_EVERY + 2  # the first time soon
-        return self._collect(prepare) if self.node == 0 else self._join()
+        return self._join() if self.node else self._collect(prepare)
 
     def gather(self, what: str, members: Sequence[str]) -> None:
         """Wait for those nodes at a command, for as long as they live."""
@@ -181,8 +182,8 @@ class Meeting:
             finally:
                 for link in strangers:
                     link.close()
-        for link in self.links.values():
-            link.send(token=token)
+        for number, link in self.links.items():
+            link.send(token=token, node=number)
         return token
 
     def _greet(self, link: Any, strangers: list[Link], ready: selectors.BaseSelector) -> None:
@@ -197,8 +198,12 @@ class Meeting:
             link.close()
             self.links.pop(known, None)
         number = hello.get("node")
+        if number == -1:  # its name is not listed: it gets the next place
+            number = next((n for n, name in enumerate(self.nodes) if name == UNKNOWN and n not in self.links), None)
         if hello.get("hello") != _HELLO or not isinstance(number, int) or not 0 < number < len(self.nodes):
             return
+        if self.nodes[number] == UNKNOWN:
+            self.nodes[number] = str(link.peer.getpeername()[0])
         strangers.remove(link)
         before = self.links.pop(number, None)
         if before is not None:  # it was started anew
@@ -246,6 +251,7 @@ class Meeting:
                 for message in link.receive() if ready.select(1.0) else ():
                     if "token" in message:
                         self.links[0] = link
+                        self.node = int(message["node"])
                         return str(message["token"])
                     if "error" in message:
                         link.close()

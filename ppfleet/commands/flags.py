@@ -17,6 +17,7 @@ from typing import Callable
 
 from ppfleet import hosts
 from ppfleet.errors import WorldError
+from ppfleet.meet import UNKNOWN
 from ppfleet.script import Parser, number
 
 DEFAULT_PORT = 6070
@@ -49,9 +50,10 @@ class Launch:
     script: tuple[str, ...]
     env: dict[str, str]
     without: tuple[str, ...]  # variables to leave out of the environment
-    nodes: tuple[str, ...]  # all hosts, rank 0's first; empty: this one alone, or a number of hosts met at `master`
-    host: str
+    nodes: tuple[str, ...]  # all hosts, the first one's first; UNKNOWN where --master only counts them; empty: this one
+    host: str  # this one's name among them; empty: another than the first of a counted number
     ports: tuple[int, ...]  # that this host's trainers will listen at
+    meeting_port: int
     log_dir: str
     notes: tuple[str, ...]
     restarts: int
@@ -139,7 +141,11 @@ class _Translation:
         arguments.append(f"--log_dir={o.log_dir}")
         arguments += [f"--job_id={o.job_id}"] if o.job_id else []
         ports = tuple(range(port, port + max(1, count))) if nodes else ()
-        return self._launch(arguments, nodes, host, ports)
+        if o.master:
+            where, _, text = o.master.rpartition(":")
+            nodes, port = (where, *[UNKNOWN] * (int(o.nnodes) - 1)), int(text)
+            host = where if self.machine.interface_of(where) else ""
+        return self._launch(arguments, nodes, host, ports, port - 1)
 
     def servers(self, given: dict[str, str]) -> Launch:
         """Parameter-server mode: its flags go to Paddle as they are, once their values make sense."""
@@ -156,10 +162,16 @@ class _Translation:
         arguments = [f"--{name}={value}" for name, value in given.items()]
         if self.o.ips:
             arguments.insert(0, f"--ips={self.o.ips}")
-        return self._launch([*arguments, f"--log_dir={self.o.log_dir}"], (), "", (), servers=True)
+        return self._launch([*arguments, f"--log_dir={self.o.log_dir}"], (), "", (), 0, servers=True)
 
     def _launch(
-        self, arguments: list[str], nodes: tuple[str, ...], host: str, ports: tuple[int, ...], servers: bool = False
+        self,
+        arguments: list[str],
+        nodes: tuple[str, ...],
+        host: str,
+        ports: tuple[int, ...],
+        meeting_port: int,
+        servers: bool = False,
     ) -> Launch:
         o = self.o
         decided = nodes or o.master or not any(name in self.machine.env for name in ("PADDLE_MASTER", "PADDLE_IPS"))
@@ -170,8 +182,8 @@ class _Translation:
         if self.machine.env.get("CUDA_VISIBLE_DEVICES") == "" and "CUDA_VISIBLE_DEVICES" not in self.env:
             without.append("CUDA_VISIBLE_DEVICES")  # an empty one makes Paddle's launcher fail
         return Launch(
-            tuple(arguments), (o.script, *o.arguments), self.env, tuple(without), nodes, host, ports, o.log_dir,
-            tuple(self.notes), o.restarts, o.wait, o.dry_run, servers,
+            tuple(arguments), (o.script, *o.arguments), self.env, tuple(without), nodes, host, ports, meeting_port,
+            o.log_dir, tuple(self.notes), o.restarts, o.wait, o.dry_run, servers,
         )  # fmt: skip
 
     def _nodes(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ import psutil
 import ppfleet
 from ppfleet import guard, hosts
 from ppfleet.commands import secret
-from ppfleet.commands.flags import DEFAULT_PORT, Launch, Machine, translate
+from ppfleet.commands.flags import Launch, Machine, translate
 from ppfleet.errors import CommError, FleetError
 from ppfleet.meet import Meeting
 from ppfleet.script import Stopped, stoppable
@@ -201,6 +201,6 @@ class Supervisor:
         launch = self.launch
         text = "\0".join((*launch.nodes, *launch.script[1:], Path(launch.script[0]).name, ppfleet.__version__))
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
-        port = (launch.ports[0] if launch.ports else DEFAULT_PORT) - 1
-        node = launch.nodes.index(launch.host)
-        return Meeting(launch.nodes, node, port, digest, launch.wait, say, "list of hosts, script arguments or ppfleet")
+        node = launch.nodes.index(launch.host) if launch.host else -1
+        same = "list of hosts, script arguments or version of ppfleet"
+        return Meeting(list(launch.nodes), node, launch.meeting_port, digest, launch.wait, say, same)

@@ -42,7 +42,9 @@ class Runner:
         self._lock: IO[str] | None = None
         text = plan.config.path.read_bytes() + f"{plan.mode} {ppfleet.__version__}".encode()
         port = (plan.here.start_port or DEFAULT_PORT) - 1
-        self.meeting = Meeting(self.nodes, self.node, port, hashlib.sha256(text).hexdigest(), patience, show, _SAME)
+        self.meeting = Meeting(
+            list(self.nodes), self.node, port, hashlib.sha256(text).hexdigest(), patience, show, _SAME
+        )
 
     def run(self) -> int:
         """The exit code: 0 when all is well, 1 otherwise, 128 + n after signal n."""

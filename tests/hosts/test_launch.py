@@ -116,6 +116,26 @@ def test_a_missing_host_is_named_without_burning_a_core(tmp_path, data, here):
     assert not host.log_dir.exists() or not list(host.log_dir.iterdir())  # no trainer was started
 
 
+@needs_hosts
+@pytest.mark.parametrize("here", [0, 1])
+def test_a_missing_host_that_is_counted_and_not_listed(tmp_path, data, here):
+    """Paddle's own launcher waits for ever there, and burns a core."""
+    with namespaces.two_hosts() as before:
+        flags = ["--master=192.168.0.1:8090", "--nnodes=2", "--wait=4"]
+        code, output = Host(tmp_path, "a", data, flags, before[here]).end(60)
+    assert code == 1 and f"{('another machine', '192.168.0.1')[here]} did not come within 4 s" in output
+
+
+@needs_hosts
+def test_hosts_that_are_counted_and_not_listed(tmp_path, data, undisturbed):
+    flags = ["--master=192.168.0.1:8090", "--nnodes=2", "--nproc_per_node=1"]
+    with namespaces.two_hosts("right") as before:
+        hosts = [Host(tmp_path, name, data, flags, words) for name, words in zip("ab", before)]
+        ends = [host.end() for host in hosts]
+    assert [code for code, _ in ends] == [0, 0], ends[0][1][-3000:] + ends[1][1][-3000:]
+    assert weights(tmp_path) == undisturbed
+
+
 def running(hosts, place):
     """Both hosts train, and a checkpoint is there."""
     wait_for(

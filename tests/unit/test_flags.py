@@ -50,7 +50,8 @@ def on_cpu(devices):
 def test_one_machine(words, arguments, env):
     launch = translated(*words)
     assert [word for word in launch.arguments if not word.startswith("--log_dir")] == arguments
-    assert launch.env == env and launch.script == ("train.py", "--epochs", "1") and launch.nodes == ()
+    assert launch.env == env and launch.script == ("train.py", "--epochs", "1")
+    assert launch.nodes == (("a", "another machine") if "--master" in words else ())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from importlib import import_module
 
 # Name -> the module whose `main(arguments)` returns the exit code, and what it is for.
 COMMANDS = {
+    "doctor": ("ppfleet.commands.doctor", "what would go wrong, before a launch; on one machine or on all of them"),
     "launch": ("ppfleet.commands.launch", "start a training script on one machine or on several, checked and guarded"),
     "tipc": ("ppfleet.tipc.cli", "certify train -> eval -> export -> infer from TIPC text files"),
 }

@@ -87,6 +87,7 @@ class Meeting:
     final: bool = field(default=False, init=False)  # whether somebody wants it to stay ended
     at: dict[int, str] = field(default_factory=dict, init=False)  # what each was last heard to do
     _here: dict[int, str] = field(default_factory=dict, init=False)  # who has come to which command
+    _brought: dict[int, str] = field(default_factory=dict, init=False)
     _said: float = field(default=0.0, init=False)
 
     def start(self, prepare: Callable[[str], None]) -> str:
@@ -106,6 +107,19 @@ class Meeting:
         self._wait(lambda: [number for number in others if self._here.get(number) != what], what)
         for number in others:
             self.links[number].send(here=what)
+
+    def exchange(self, text: str) -> list[str]:
+        """What every node brought, on every node, in their order."""
+        if self.node:
+            self.links[0].send(brought=text)
+            self._wait(lambda: [] if 0 in self._brought else [0], "exchange")
+            return [str(each) for each in json.loads(self._brought[0])]
+        others = range(1, len(self.nodes))
+        self._wait(lambda: [number for number in others if number not in self._brought], "exchange")
+        everything = [text, *(self._brought[number] for number in others)]
+        for number in others:
+            self.links[number].send(brought=json.dumps(everything))
+        return everything
 
     def tell(self, doing: str) -> None:
         """Let the others know what this node is at."""
@@ -139,6 +153,8 @@ class Meeting:
     def _hear(self, number: int) -> None:
         try:
             for message in self.links[number].receive():
+                if isinstance(brought := message.get("brought"), str):
+                    self._brought[number] = brought
                 if isinstance(code := message.get("ended"), int):
                     self.ended[number] = code
                     self.final = self.final or bool(message.get("final"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,12 +17,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import ppfleet
-from ppfleet import guard, hosts
+from ppfleet import guard
 from ppfleet.commands import secret
 from ppfleet.commands.flags import Launch, Machine, translate
+from ppfleet.commands.ports import port_holder
 from ppfleet.errors import CommError, FleetError
 from ppfleet.meet import Meeting
 from ppfleet.script import Stopped, stoppable
@@ -80,21 +78,6 @@ def check_here(launch: Launch) -> None:
             "this PaddlePaddle was built without the parameter server (the 3.x wheels for CPU are): "
             "take PaddlePaddle 2.6, or train collectively with --ips"
         )
-
-
-def port_holder(host: str, port: int) -> str:
-    """Who listens there; nothing where nobody does."""
-    address = next(iter(hosts.resolve(host)), host)
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):
-            probe.bind((address, port))
-            return ""
-    for connection in psutil.net_connections("inet"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-            with suppress(psutil.Error):
-                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    return "another process"
 
 
 def has_servers() -> bool:

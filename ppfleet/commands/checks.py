@@ -103,7 +103,7 @@ def _proxies(host: str, o: Namespace) -> Iterator[Row]:
 
 
 def _paddle(host: str, o: Namespace) -> Iterator[Row]:
-    found = facts(o)
+    found = versions()
     if found["PaddlePaddle"] == "none":
         yield ERROR, "PaddlePaddle", "not installed for this Python", "pip install 'ppfleet[cpu]', or 'ppfleet[gpu]'"
     else:
@@ -119,14 +119,19 @@ def _inputs(host: str, o: Namespace) -> Iterator[Row]:
             yield ERROR, "inputs", f"{name}={path} is not there", "copy it to this machine, or correct the path"
 
 
-def facts(o: Namespace) -> dict[str, str]:
-    """What must be the same on all machines, each as a short text."""
-    cards = len(list(Path("/dev").glob("nvidia[0-9]*")))
+def versions() -> dict[str, str]:
     return {
         "PaddlePaddle": _paddle_version(),
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "ppfleet": ppfleet.__version__,
-        "cards": str(cards),
+        "cards": str(len(list(Path("/dev").glob("nvidia[0-9]*")))),
+    }
+
+
+def facts(o: Namespace) -> dict[str, str]:
+    """What must be the same on all machines, each as a short text."""
+    return {
+        **versions(),
         "processes": str(o.processes),
         "code": _code(Path.cwd()),
         "data": _listing(Path(o.data_path)) if o.data_path else "",
@@ -150,10 +155,10 @@ def _digest(data: bytes) -> str:
 def _code(root: Path) -> str:
     """Of all Python files below the working directory, environments and outputs apart."""
     sha = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if not any(part.startswith(".") or part in ("output", "log", "build", "site-packages") for part in parts):
-            sha.update("/".join(parts).encode(errors="surrogateescape") + b"\0" + path.read_bytes())
+    for path in _files(root, {"output", "log", "build", "site-packages"}):
+        if path.suffix == ".py":
+            name = str(path.relative_to(root)).encode(errors="surrogateescape")
+            sha.update(name + b"\0" + path.read_bytes())
     return sha.hexdigest()[:12]
 
 
@@ -162,10 +167,14 @@ def _listing(root: Path) -> str:
     if not root.exists():
         return "missing"
     sha, count = hashlib.sha256(), 0
-    for directory, names, files in os.walk(root):
-        names.sort()
-        for name in sorted(files):
-            path = Path(directory) / name
-            sha.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode(errors="surrogateescape"))
-            count += 1
+    for path in _files(root):
+        sha.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode(errors="surrogateescape"))
+        count += 1
     return f"{count} files, {sha.hexdigest()[:12]}"
+
+
+def _files(root: Path, without: set[str] | None = None) -> Iterator[Path]:
+    """All files below, in order; hidden directories and those of these names left out."""
+    for directory, names, files in os.walk(root):
+        names[:] = sorted(name for name in names if not name.startswith(".") and name not in (without or ()))
+        yield from (Path(directory) / name for name in sorted(files))

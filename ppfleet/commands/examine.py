@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import statistics
+import sys
 import threading
 import time
 from argparse import Namespace
@@ -34,7 +35,7 @@ class Examination:
         self.ports = list(range(o.start_port, o.start_port + o.processes))
         node = nodes.index(host)
         digest = "doctor " + ",".join(nodes)
-        self.meeting = Meeting(nodes, node, o.start_port - 1, digest, o.wait, lambda text: None, "list of hosts")
+        self.meeting = Meeting(nodes, node, o.start_port - 1, digest, o.wait, _say, "list of hosts")
 
     def run(self, local: list[Finding]) -> list[Finding]:
         """All hosts' findings: those they made by themselves, about each other, and what differs."""
@@ -73,6 +74,10 @@ class Examination:
         reports = {name: json.loads(text) for name, text in zip(self.nodes, everybodys)}
         found = [Finding(**finding) for report in reports.values() for finding in report["findings"]]
         return [*found, *compare({name: report["facts"] for name, report in reports.items()})]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def compare(facts: dict[str, dict[str, str]]) -> list[Finding]:

@@ -132,7 +132,9 @@ class Supervisor:
                 process.wait()
             guard.end_below(0)
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        if not why and code:
+        if why:
+            code = 1  # it was stopped here because of another host
+        elif code:
             why = f"the trainers of this host ended with code {code}"
         return self._agree(code, why)
 
@@ -158,7 +160,6 @@ class Supervisor:
         meeting = self.meeting
         if meeting is None:
             return code, why
-        code = code or int(bool(why))
         if meeting.node:
             self._tell(ended=code)
         deadline = time.monotonic() + _LAST_WORDS
@@ -182,8 +183,9 @@ class Supervisor:
 
     def _new_meeting(self) -> Meeting:
         launch = self.launch
-        text = "\0".join((*launch.nodes, *launch.script[1:], Path(launch.script[0]).name, ppfleet.__version__))
+        # Not the script's arguments: paths may differ from host to host, and the script compares what must not.
+        text = "\0".join((*launch.nodes, Path(launch.script[0]).name, ppfleet.__version__))
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
         node = launch.nodes.index(launch.host) if launch.host else -1
-        same = "list of hosts, script arguments or version of ppfleet"
+        same = "list of hosts, script or version of ppfleet"
         return Meeting(list(launch.nodes), node, launch.meeting_port, digest, launch.wait, say, same)

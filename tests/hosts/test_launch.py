@@ -110,6 +110,19 @@ def pair(tmp_path, data, *flags, env=None):
     return [Host(tmp_path, f"{n}", data, [*more, f"--host={host}"], env=env) for n, host in enumerate(LOOPBACK)]
 
 
+def test_hosts_with_another_script_or_list(tmp_path, data):
+    port = free_ports(3)[-1]
+    flags = [f"--ips={','.join(LOOPBACK)}", f"--start_port={port}"]
+    other = tmp_path / "other.py"
+    other.write_text("")
+    hosts = [Host(tmp_path, "a", data, [*flags, "--host=127.0.0.2"]),
+             Host(tmp_path, "b", data, [*flags, "--host=127.0.0.3"], script=[str(other)])]  # fmt: skip
+    for code, output in [host.end(60) for host in hosts]:
+        assert (
+            code == 1 and "127.0.0.3 has another list of hosts, script or version of ppfleet than 127.0.0.2" in output
+        )
+
+
 @pytest.mark.parametrize("here", [0, 1])
 def test_a_missing_host_is_named_without_burning_a_core(tmp_path, data, here):
     flags = [f"--ips={','.join(LOOPBACK)}", f"--host={LOOPBACK[here]}", f"--start_port={free_ports(3)[-1]}", "--wait=5"]

@@ -91,6 +91,7 @@ class Supervisor:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.meeting: Meeting | None = None
+        self.started = False
 
     def run(self) -> int:
         guard.adopt()
@@ -109,7 +110,7 @@ class Supervisor:
                     break
                 say(f"{why}; starting again, {left} restart{'s' if left > 1 else ''} left")
         if code:
-            say(f"{why}; the trainers' own logs are in {self.launch.log_dir}")
+            say(f"{why}; the trainers' own logs are in {self.launch.log_dir}" if self.started else why)
         return code
 
     def _attempt(self, attempt: int, private: Path) -> tuple[int, str]:
@@ -124,6 +125,7 @@ class Supervisor:
         command, env = secret.keep(launch, dict(os.environ), private, attempt)
         watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *command]
         process = subprocess.Popen(watched, env=env, start_new_session=True)
+        self.started = True
         try:
             why = self._watch(process)
         finally:

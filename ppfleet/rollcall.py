@@ -105,12 +105,15 @@ class _Register:
             line.close()
             return
         if rank in self.facts or not 0 < rank < self.world.size:
-            _send(line, error=["MismatchError", f"there is a {self.world.name(rank)} already"])
-            line.close()
-            raise MismatchError(
-                f"two processes say that they are rank {rank}: {self.facts.get(rank, {}).get('process')} and "
-                f"{facts.get('process')}. Was the job started twice, or with another list of hosts?"
+            text = (
+                f"two processes say that they are rank {rank}: {self.facts[rank]['process']} and {facts.get('process')}"
+                if rank in self.facts
+                else f"{facts.get('process')} says that it is rank {rank} of a job that has {self.world.size}"
             )
+            text += ". Was the job started twice, or with another list of hosts?"
+            _send(line, error=["MismatchError", text])
+            line.close()
+            raise MismatchError(text)
         self.facts[rank], self.lines[rank] = facts, line
 
     def _compare(self) -> MismatchError | None:

@@ -109,6 +109,7 @@ import os, pathlib, signal, sys, time
 options = dict(word.lstrip("-").partition("=")[::2] for word in sys.argv[1:] if "=" in word)
 def end(how):
     if how == "fail": sys.exit(3)
+    if how == "255": sys.exit(255)
     if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
     if how == "hang": print("now I hang", flush=True); time.sleep(600)
 print(pathlib.Path(sys.argv[0]).name, "runs", flush=True)

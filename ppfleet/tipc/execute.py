@@ -112,7 +112,8 @@ def _ended(command: Command, code: int, late: bool, text: str) -> str:
         return f"stopped at its time limit of {command.limit:g} s"
     if code in (126, 127) and text.startswith("cannot start"):
         return text.splitlines()[0]
-    for number in (-code, code - 128, 256 - code):  # 256 - n: how Paddle's launcher tells of its trainers
+    launched = "paddle.distributed.launch" in command.argv  # which tells of its trainers' signals as 256 - n
+    for number in (-code, code - 128, 256 - code if launched else 0):
         with suppress(ValueError):
             if code:
                 return f"ended by {signal.Signals(number).name}"

@@ -38,7 +38,7 @@ class Runner:
         self.absent = ""  # why the nodes did not meet
         self.token = ""
         self.others: dict[str, Any] = {}
-        self._open = False  # whether this run's directory is made
+        self._made = self._open = False  # whether this run's directory is there, and its status log
         self._lock: IO[str] | None = None
         text = plan.config.path.read_bytes() + f"{plan.mode} {ppfleet.__version__}".encode()
         port = (plan.here.start_port or DEFAULT_PORT) - 1
@@ -97,7 +97,7 @@ class Runner:
             elif self.node:
                 self._take()
                 self._make(self.token)
-            elif not self.root.exists():
+            elif not self._made:  # it could not even listen
                 self._make("")
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         (self.directory / report.STATUS).write_text("", encoding="utf-8")
@@ -126,6 +126,7 @@ class Runner:
             self.root.rename(before)
             show(f"the last run's results are now in {before}")
         self.root.mkdir(parents=True)
+        self._made = True
         if token:
             self._mark(token).touch()
 

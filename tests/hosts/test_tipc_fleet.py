@@ -136,6 +136,22 @@ def test_ctrl_c_while_waiting(repo):
     assert code == 130 and "Traceback" not in output and kept.read_text() == "of the last run"
 
 
+def test_a_taken_meeting_port_leaves_the_last_results_whole(repo):
+    import socket
+
+    kept = repo / "test_tipc/output/toy" / LITE / "old_run/latest.pdparams"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of the last run")
+    port = free_ports(4)[-1]
+    with socket.socket() as taken:
+        taken.bind((NODES[0], port - 1))
+        taken.listen()
+        code, output = start(repo, NODES[0], port).end()
+    assert code == 1 and f"cannot listen at 127.0.0.2 port {port - 1}" in output
+    moved = repo / f"test_tipc/output/toy/{LITE}.previous/old_run/latest.pdparams"
+    assert moved.read_text() == "of the last run" and not kept.exists()
+
+
 def test_nodes_wait_for_each_other_for_as_long_as_it_takes(repo):
     """The first node evaluates, exports and infers between two runs, longer than --wait; the other one waits for it."""
     (repo / "eval.py").write_text("import time; time.sleep(6)")

@@ -85,6 +85,18 @@ def test_two_of_the_same_rank(tmp_path):
     assert all(end.error is not None for end in ends)
 
 
+def test_a_rank_of_a_larger_job(tmp_path):
+    """One host counts more ranks than the first one."""
+    endpoints = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    names = ("PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINERS_NUM")
+    larger = {name: environment(2, endpoints)[name] for name in names}
+    smaller = {name: environment(0, endpoints[:2])[name] for name in names}
+    for end in ranks(tmp_path, [("9.9", "")] * 2, {0: smaller, 1: larger}):
+        assert end.error[0] == "MismatchError" and "says that it is rank 2 of a job that has 2" in end.error[1], (
+            end.output
+        )
+
+
 def test_other_descriptions_of_the_world(tmp_path):
     """The same ranks, in another order on one host: as when two machines have different lists."""
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(3)]

@@ -71,6 +71,7 @@ def test_results_are_fresh_and_the_last_ones_are_kept(repo):
     [
         ("train", "fail", "exit code 3", "train", 6),
         ("train", "kill", "ended by SIGKILL", "train", 6),
+        ("train", "255", "exit code 255", "train", 6),
         ("train", "nothing", "wrote no latest.pdparams in", "train", 6),
         ("eval", "fail", "exit code 3", "eval", 0),
         ("export", "fail", "exit code 3", "export", 4),

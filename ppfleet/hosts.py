@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ppfleet.errors import WorldError
 
@@ -87,3 +88,21 @@ def is_host(text: str) -> bool:
         return True
     except ValueError:
         return re.fullmatch(r"[A-Za-z_](?:[\w.-]*\w)?", text, re.ASCII) is not None
+
+
+DEFAULT_PORT = 6070  # where Paddle's launcher begins; hosts meet one below the first port of the trainers
+
+
+def start_port(env: Mapping[str, str]) -> int:
+    """The first of the trainers' ports: as the environment says, else 0."""
+    for name in ("PADDLE_START_PORT", "FLAGS_START_PORT"):
+        if text := env.get(name, ""):
+            if not re.fullmatch("[0-9]{1,5}", text) or not 1024 < int(text) < 65000:
+                raise WorldError(f"{name}={text} is no port from 1025 to 64999")
+            return int(text)
+    return 0
+
+
+def cards() -> int:
+    """How many NVIDIA cards Linux shows; nothing is loaded for it."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))

@@ -124,7 +124,7 @@ def versions() -> dict[str, str]:
         "PaddlePaddle": _paddle_version(),
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "ppfleet": ppfleet.__version__,
-        "cards": str(len(list(Path("/dev").glob("nvidia[0-9]*")))),
+        "cards": str(hosts.cards()),
     }
 
 

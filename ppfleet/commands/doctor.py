@@ -19,7 +19,6 @@ from ppfleet import hosts
 from ppfleet.commands import checks
 from ppfleet.commands.checks import ERROR, Finding
 from ppfleet.commands.examine import Examination
-from ppfleet.commands.flags import DEFAULT_PORT
 from ppfleet.errors import CommError, WorldError
 from ppfleet.script import Parser, number
 
@@ -48,10 +47,10 @@ def options(words: list[str]) -> Namespace:
     add("--wait", type=number(float, 1, 600), default=15.0, metavar="SECONDS", help="for the other machines to come")
     add("--json", action="store_true", help="as JSON")
     o = parser.parse_args(words)
-    text = os.environ.get("PADDLE_START_PORT") or os.environ.get("FLAGS_START_PORT") or str(DEFAULT_PORT)
-    if o.start_port is None and not (text.isdecimal() and 1024 < int(text) < 65000):
-        parser.error(f"FLAGS_START_PORT={text} is no port from 1025 to 64999")
-    o.start_port = o.start_port or int(text)
+    try:
+        o.start_port = o.start_port or hosts.start_port(os.environ) or hosts.DEFAULT_PORT
+    except WorldError as failure:
+        parser.error(str(failure))
     o.processes = len(o.gpus.split(",")) if o.gpus else o.nproc_per_node or 1
     for name in o.ips.split(",") if o.ips else ():
         if not hosts.is_host(name):

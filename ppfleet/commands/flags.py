@@ -20,7 +20,6 @@ from ppfleet.errors import WorldError
 from ppfleet.meet import UNKNOWN
 from ppfleet.script import Parser, number
 
-DEFAULT_PORT = 6070
 # The environment's word for the same things, which would override the flags in silence.
 OVERRIDES = (
     "PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_IPS", "PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_RANK",
@@ -236,14 +235,7 @@ class _Translation:
         self.env.update(CUDA_VISIBLE_DEVICES=",".join(devices), PADDLE_DISTRI_BACKEND="gloo")
 
     def _start_port(self) -> int:
-        if self.o.start_port:
-            return int(self.o.start_port)
-        for name in ("PADDLE_START_PORT", "FLAGS_START_PORT"):
-            if text := self.machine.env.get(name, ""):
-                if not text.isdecimal() or not 1024 < int(text) < 65000:
-                    raise WorldError(f"{name}={text} is no port from 1025 to 64999")
-                return int(text)
-        return DEFAULT_PORT
+        return int(self.o.start_port or hosts.start_port(self.machine.env) or hosts.DEFAULT_PORT)
 
     def _master(self) -> list[str]:
         o = self.o

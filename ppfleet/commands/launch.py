@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ppfleet
-from ppfleet import guard
+from ppfleet import guard, hosts
 from ppfleet.commands import secret
 from ppfleet.commands.flags import Launch, Machine, translate
 from ppfleet.commands.ports import port_holder
@@ -56,7 +56,7 @@ def this_machine() -> Machine:
         cuda = True
     except PackageNotFoundError:
         cuda = False
-    return Machine(cards=len(list(Path("/dev").glob("nvidia[0-9]*"))), cuda=cuda, env=dict(os.environ))
+    return Machine(cards=hosts.cards(), cuda=cuda, env=dict(os.environ))
 
 
 def check_here(launch: Launch) -> None:

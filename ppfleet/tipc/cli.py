@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from argparse import ArgumentTypeError, Namespace
-from pathlib import Path
 
 from ppfleet import hosts
 from ppfleet.errors import ConfigError, FleetError, WorldError
@@ -127,21 +126,13 @@ def here(o: Namespace, config: tipc.Config | None) -> Here:
     """This machine, as far as the plan must know it."""
     nodes = config.nodes() if config and o.mode != "whole_infer" else ()
     address = hosts.own(nodes) if nodes else ""
-    port = os.environ.get("PADDLE_START_PORT") or os.environ.get("FLAGS_START_PORT") or "0"
-    if not port.isdecimal() or not (port == "0" or 1024 < int(port) < 65000):
-        raise ConfigError(f"the start port {port} (PADDLE_START_PORT, FLAGS_START_PORT) is none from 1025 to 64999")
     return Here(
-        cards=o.device == "gpu" or (o.device == "auto" and has_cards()),
+        cards=o.device == "gpu" or (o.device == "auto" and hosts.cards() > 0),
         why="--device cpu" if o.device == "cpu" else "no card here",
         address=address,
         interface=hosts.interface_of(address) if address else "",
-        start_port=int(port),
+        start_port=hosts.start_port(os.environ),
         output=o.output,
         trainers=o.trainers,
         limit=o.timeout or 0,
     )
-
-
-def has_cards() -> bool:
-    """Whether Linux shows an NVIDIA card; nothing is loaded for it."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import ppfleet
-from ppfleet import guard
+from ppfleet import guard, hosts
 from ppfleet.errors import CommError, ConfigError
 from ppfleet.meet import Meeting
 from ppfleet.script import Stopped, stoppable
@@ -24,7 +24,6 @@ from ppfleet.tipc.execute import FAILED, OK, SKIPPED, Result, execute, show, tai
 from ppfleet.tipc.plan import Plan
 
 _SAME = "TIPC file, mode or version of ppfleet"
-DEFAULT_PORT = 6070  # Paddle's launcher's; the nodes meet one below
 
 
 class Runner:
@@ -41,7 +40,7 @@ class Runner:
         self._made = self._open = False  # whether this run's directory is there, and its status log
         self._lock: IO[str] | None = None
         text = plan.config.path.read_bytes() + f"{plan.mode} {ppfleet.__version__}".encode()
-        port = (plan.here.start_port or DEFAULT_PORT) - 1
+        port = (plan.here.start_port or hosts.DEFAULT_PORT) - 1
         self.meeting = Meeting(
             list(self.nodes), self.node, port, hashlib.sha256(text).hexdigest(), patience, show, _SAME
         )

@@ -7,14 +7,13 @@ interrupted, and fails as soon as rank 0 dies.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import json
 import os
+import secrets
 import socket
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,13 +25,16 @@ import paddle
 import paddle.distributed as dist
 
 from ppfleet import errors, log, rollcall
-from ppfleet.errors import CommError, WorldError
+from ppfleet.errors import CommError, MismatchError, WorldError
+from ppfleet.flight import Entry, Flight
+from ppfleet.judge import Limits
+from ppfleet.watch import Watch
 from ppfleet.world import World
 
 T = TypeVar("T")
 DEVICES = ("auto", "cpu", "gpu")
 _SAY_AFTER = 10.0  # seconds of waiting before a message says for whom
-_LOOK_EVERY = 1.0  # seconds between looks for ranks that ended
+_TO_LEARN = 2.0  # seconds for the watch to learn why an operation failed
 # What gloo cannot add up: float16 comes back as inf, the others end the process.
 _GLOO_REFUSES = ("float16", "int16", "complex64", "complex128")
 
@@ -57,10 +59,11 @@ def choose_device(device: str, world: World) -> str:
 class Comm:
     """The collectives of one job. `Comm(World(), "cpu")` is a job of one, in which every call is the identity."""
 
-    def __init__(self, world: World, device: str) -> None:
+    def __init__(self, world: World, device: str, flight: Flight | None = None, limits: Limits | None = None) -> None:
         self.world = world
         self.on_cards = device != "cpu"
-        self._sections = 0
+        self.flight = flight or Flight()
+        self.watch = Watch(world, self.flight, limits)
         self._store: Any = None
         if world.alone:
             return
@@ -72,17 +75,23 @@ class Comm:
         if not self.on_cards:
             os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
         _check_master(world)
-        rollcall.call(world, rollcall.facts(paddle.__version__), _patience())
+        # The token tells this start of the job from others whose records lie in the same directory.
+        news: dict[str, Any] = {"run": secrets.token_hex(6), "watch": self.watch.listen()} if world.first else {}
+        news = rollcall.call(world, rollcall.facts(paddle.__version__), _patience(), news)
+        self.flight.describe(run=news["run"])
+        self.watch.start(news["run"], news["watch"])
         _await_master(world)
         dist.init_parallel_env()
         self._store = paddle.base.core.create_or_get_global_tcp_store()
         _send_at_once(world)
-        atexit.register(self._leave)
 
     # Tensors
 
-    def all_reduce(self, tensor: Any, what: str = "all-reduce") -> Any:
-        """The sum over ranks, in place. There is no mean: divide by a count that was summed as well."""
+    def all_reduce(self, tensor: Any, what: str = "all-reduce", checked: bool = True) -> Any:
+        """The sum over ranks, in place. There is no mean: divide by a count that was summed as well.
+
+        `checked`: first compare shapes over the store, as gloo would abort on ranks that bring different ones.
+        """
         if self.world.alone:
             return tensor
         dtype = str(tensor.dtype).rpartition(".")[2]
@@ -91,16 +100,29 @@ class Comm:
                 f"{what}: gloo cannot add up {dtype} (float16 overflows, int16 and complex end the process); "
                 f"cast to float32 or int64 first"
             )
-        with self._translated(what):
+        with self._together(what, tensor, checked):
             dist.all_reduce(tensor)
         return tensor
 
     def broadcast(self, tensor: Any, what: str = "broadcast") -> Any:
         """Rank 0's values, in place."""
         if not self.world.alone:
-            with self._translated(what):
+            with self._together(what, tensor):
                 dist.broadcast(tensor, src=0)
         return tensor
+
+    @contextmanager
+    def _together(self, what: str, tensor: Any, checked: bool = True) -> Iterator[None]:
+        """A collective: in the flight record, of the same shape on all ranks, its failure a sentence."""
+        detail = f"{list(tensor.shape)} {str(tensor.dtype).rpartition('.')[2]}"
+        with self._operation("collective", what, detail) as entry:
+            if checked:
+                brought = self._exchanged(entry, f"{what} {detail}")
+                if len(set(brought)) > 1:
+                    shown = "; ".join(f"{each} on {self.world.name(rank)}" for rank, each in enumerate(brought))
+                    raise MismatchError(f"the ranks do not bring the same to operation #{entry.operation}: {shown}")
+            with self._translated(what, entry.operation):
+                yield
 
     def broadcast_bytes(self, data: bytes | None, what: str = "broadcast") -> bytes:
         """Rank 0's bytes on every rank, in pieces that stay far from gloo's time limit."""
@@ -117,6 +139,12 @@ class Comm:
             parts.append(self.broadcast(tensor, what).numpy().tobytes())
         return b"".join(parts)
 
+    @contextmanager
+    def overlapped(self, what: str) -> Iterator[None]:
+        """On cards: the backward pass in which Paddle's reducer exchanges gradients; for the watch, a collective."""
+        with self._operation("collective", what):
+            yield
+
     def mean(self, total: float, count: float, what: str = "mean") -> float:
         """The mean over all ranks' samples, from this rank's sum and count."""
         sums = self.all_reduce(paddle.to_tensor([total, count], dtype="float64"), what).tolist()
@@ -128,12 +156,16 @@ class Comm:
         """What each rank brought (plain JSON data), in the order of ranks. Waits for late ranks."""
         if self.world.alone:
             return [value]
-        key = self._next_key(what)
-        with self._translated(what):
+        with self._operation("meeting", what) as entry:
+            return self._exchanged(entry, value)
+
+    def _exchanged(self, entry: Entry, value: Any) -> list[Any]:
+        key, what = _key(entry), entry.what
+        with self._translated(what, entry.operation):
             self._store.set(f"{key}/{self.world.rank}", json.dumps(value).encode())
             self._store.add(key, 1)
-        self._poll(key, self.world.size, what)
-        with self._translated(what):
+        self._poll(entry, self.world.size)
+        with self._translated(what, entry.operation):
             return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.world.size)]
 
     def barrier(self, what: str = "barrier") -> None:
@@ -147,15 +179,14 @@ class Comm:
         one of the same family that says it came from rank 0.
         """
         if self.world.alone:
-            return work()
-        key = self._next_key(what)
+            with self.flight.during("work", what):
+                return work()
         if self.world.first:
-            with self._published(key) as outcome:
+            with self._operation("work", what) as entry, self._published(_key(entry)) as outcome:
                 outcome["result"] = work()
             result: T = outcome["result"]
             return result
-        self._poll(key, 1, what)
-        return self._outcome(key, what)  # type: ignore[no-any-return]
+        return self._awaited(what)  # type: ignore[no-any-return]
 
     @contextmanager
     def first(self, what: str) -> Iterator[None]:
@@ -163,14 +194,19 @@ class Comm:
         if self.world.alone:
             yield
             return
-        key = self._next_key(what)
         if self.world.first:
-            with self._published(key):
+            with self._operation("work", what) as entry, self._published(_key(entry)):
                 yield
             return
-        self._poll(key, 1, what)
-        self._outcome(key, what)
-        yield
+        self._awaited(what)
+        with self.flight.during("work", what):
+            yield
+
+    def _awaited(self, what: str) -> Any:
+        """What rank 0 published."""
+        with self._operation("meeting", what) as entry:
+            self._poll(entry, 1)
+            return self._outcome(entry)
 
     @contextmanager
     def _published(self, key: str) -> Iterator[dict[str, Any]]:
@@ -187,58 +223,39 @@ class Comm:
             self._store.set(f"{key}/outcome", message)
             self._store.add(key, 1)
 
-    def _outcome(self, key: str, what: str) -> Any:
-        with self._translated(what):
-            outcome = json.loads(self._store.get(f"{key}/outcome"))
+    def _outcome(self, entry: Entry) -> Any:
+        with self._translated(entry.what, entry.operation):
+            outcome = json.loads(self._store.get(f"{_key(entry)}/outcome"))
         if "error" in outcome:
             kind, text = outcome["error"]
             family = errors.named(kind)
             text = text if family.__name__ == kind else f"{kind}: {text}"
-            raise family(f"{what} failed on {self.world.name(0)}: {text}")
+            raise family(f"{entry.what} failed on {self.world.name(0)}: {text}")
         return outcome.get("result")
 
-    def _next_key(self, what: str) -> str:
-        self._sections += 1
-        return f"ppfleet/{self._sections}/{what}"
+    @contextmanager
+    def _operation(self, kind: str, what: str, detail: str = "") -> Iterator[Entry]:
+        """Something that all ranks do together: numbered, in the flight record, refused in a job that is doomed."""
+        self.watch.check(what)
+        entry = self.flight.enter(kind, what, detail, waits=kind != "work", numbered=True)
+        try:
+            yield entry
+        finally:
+            self.flight.leave(entry)
 
-    def _poll(self, key: str, goal: int, what: str) -> None:
+    def _poll(self, entry: Entry, goal: int) -> None:
         # Polling, not Store.wait: that one blocks in C++, deaf to Ctrl-C and unable to say for whom it waits.
-        began, said, pause = time.monotonic(), False, 0.0005
-        look = began + _LOOK_EVERY
+        began, said, pause, key, what = time.monotonic(), False, 0.0005, _key(entry), entry.what
         while True:
-            with self._translated(what):
+            with self._translated(what, entry.operation):
                 if self._store.add(key, 0) >= goal:
                     return
-            if time.monotonic() > look:
-                self._check_left(key, what)
-                look = time.monotonic() + _LOOK_EVERY
+            self.watch.check(what, entry.operation)
             if not said and time.monotonic() - began > _SAY_AFTER:
                 said = True
                 log.say(f"{self.world.name()} has waited {_SAY_AFTER:.0f} s in {what} for {self._missing(key, goal)}")
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-
-    def _leave(self) -> None:
-        """At exit: tell those who may wait for this rank that it will not come, and why."""
-        cause = getattr(sys, "last_value", None)
-        why = f"{type(cause).__name__}: {cause}" if cause is not None else "it ended"
-        with contextlib.suppress(Exception):  # rank 0, and the store with it, may be gone already
-            self._store.set(f"ppfleet/left/{self.world.rank}", json.dumps([self._sections, why]).encode())
-            self._store.add(f"ppfleet/left/{self.world.rank}/count", 1)
-            self._store.add("ppfleet/left", 1)
-
-    def _check_left(self, key: str, what: str) -> None:
-        """Raise if a rank ended before it came to the section that this one waits in."""
-        with self._translated(what):
-            if not self._store.add("ppfleet/left", 0):
-                return
-            for rank in range(self.world.size):
-                if self._store.add(f"ppfleet/left/{rank}/count", 0):
-                    sections, why = json.loads(self._store.get(f"ppfleet/left/{rank}"))
-                    if sections < int(key.split("/")[1]):
-                        raise CommError(
-                            f"{what} cannot go on: {self.world.name(rank)} left before it came there ({why[:500]})"
-                        )
 
     def _missing(self, key: str, goal: int) -> str:
         if goal == 1:
@@ -250,10 +267,13 @@ class Comm:
         return ", ".join(self.world.name(r) for r in late) or "nobody any more"
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, what: str, operation: int) -> Iterator[None]:
+        """The watch knows who died, and how, within moments; gloo and the store only that somebody did."""
         try:
             yield
         except (RuntimeError, ValueError, OSError) as failure:
+            if self.watch.settled(_TO_LEARN, operation):
+                self.watch.check(what, operation)
             lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
             text = next(
                 (line for line in lines if "rror" in line or "lost" in line or "close" in line),
@@ -263,6 +283,10 @@ class Comm:
                 f"{what} failed on {self.world.name()}: another rank died or left ({text[:300]}); "
                 f"its own log has the cause"
             ) from failure
+
+
+def _key(entry: Entry) -> str:
+    return f"ppfleet/{entry.operation}/{entry.what}"
 
 
 def _as_tensor(data: bytes) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+STALLED = 76  # exit code of a rank that the watch ended
+PREEMPTED = 75  # exit code after SIGTERM: a checkpoint was written, start again to go on
+
 
 class FleetError(Exception):
     """Anything that ppfleet refuses or cannot do; `except ppfleet.FleetError` catches the whole family."""
@@ -17,6 +20,22 @@ class WorldError(FleetError):
 
 class CommError(FleetError):
     """A peer died or did not answer, or the backend cannot do what was asked of it."""
+
+
+class Stalled(CommError, SystemExit):
+    """The watch ends the job: somebody stood still, or the ranks went different ways. Uncaught it is an exit code."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = STALLED
+
+
+class Preempted(SystemExit):
+    """SIGTERM came and the job has been saved, if there was anything to save. Uncaught it is an exit code."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = PREEMPTED
 
 
 class MismatchError(FleetError):

@@ -27,10 +27,11 @@ from paddle import nn
 import ppfleet
 from ppfleet import checkpoint, log, pdparams, rundir, state
 from ppfleet.comm import Comm, choose_device
-from ppfleet.errors import CheckpointError, FleetError
+from ppfleet.errors import PREEMPTED, CheckpointError, FleetError, Preempted
 from ppfleet.evaluation import SAMPLES, measure
 from ppfleet.export import export
 from ppfleet.files import disk_message
+from ppfleet.judge import Limits
 from ppfleet.loader import Collate, Loader, make_loader, seed_everything
 from ppfleet.metrics import Totals
 from ppfleet.precision import Precision, plain
@@ -64,6 +65,8 @@ class Job:
     save_every  steps between checkpoints inside an epoch; 0: only where the script says job.save
     keep        how many checkpoints stay (the best stays besides)
     log_every   steps between progress lines
+    stall       seconds that a rank may let others wait in a collective before the job is ended (gloo aborts after 30)
+    stall_long  the same in sections that may take long: on rank 0 alone (saving, export), and where no work is done
     """
 
     def __init__(
@@ -79,8 +82,11 @@ class Job:
         save_every: int = 0,
         keep: int = 3,
         log_every: int = 20,
+        stall: float = 25.0,
+        stall_long: float = 1800.0,
     ) -> None:
-        for name, value, least in (("accumulate", accumulate, 1), ("keep", keep, 1), ("save_every", save_every, 0)):
+        least_values = {"accumulate": (accumulate, 1), "keep": (keep, 1), "save_every": (save_every, 0)}
+        for name, (value, least) in {**least_values, "stall": (stall, 1), "stall_long": (stall_long, 1)}.items():
             if value < least:
                 raise FleetError(f"{name}={value}: the least is {least}")
         if on_nan not in ON_NAN:
@@ -90,13 +96,20 @@ class Job:
         self.directory = Path(directory).absolute()  # a script may change its working directory
         self.seed, self.accumulate, self.on_nan = seed, accumulate, on_nan
         self.save_every, self.log_every = save_every, log_every
-        self.comm = Comm(self.world, self.device)
+        self.flight = rundir.open_flight(self.directory, self.world)
+        self.comm = Comm(self.world, self.device, self.flight, Limits(stall, stall_long))
+        if self.world.alone:
+            self.comm.watch.start()
+        self.comm.watch.stacks = self.directory / "logs" / f"rank{self.world.rank}.stacks"
+        self.comm.watch.take_sigterm()
         self.precision = Precision(amp, amp_dtype, self.comm.on_cards)
         self.epoch = 0
         self.best: float | None = None
         self._position = self._next_position = 0  # samples of this epoch that the whole job has consumed
         self._epochs = 0
         self._in_epochs = False  # whether the script is inside of `for epoch in job.epochs(...)`
+        self._finished: tuple[int, int] | None = None  # epoch and position after its last step, until the next begins
+        self._saved: tuple[int, int] | None = None  # step and position of the newest checkpoint
         self._left = False  # whether the last loop over job.steps was left before its end
         self._stepper: Stepper | None = None
         self._board: log.Board | None = None
@@ -172,7 +185,7 @@ class Job:
             )
         self._net = net  # the user's own; what prepare returns may be wrapped
         wrapped = net if self.world.alone else paddle.DataParallel(net)
-        exchange = Exchange(self.comm, list(self._parameters.values()), statistics, float_buffers(net))
+        exchange = Exchange(self.comm, self._parameters, statistics, float_buffers(net))
         self._stepper = Stepper(self.comm, self.precision, exchange, wrapped, optimizer)
         self._stepper.accumulate, self._stepper.on_nan = self.accumulate, self.on_nan
         self._schedule = state.schedule_settings(optimizer._learning_rate)
@@ -215,11 +228,12 @@ class Job:
         try:
             for epoch in range(self.epoch, count):
                 self.epoch, self._in_epochs = epoch, True
+                self.comm.watch.in_loop = True
                 self._seed_all(epoch)
                 yield epoch
                 self.epoch, self._position, self._left = epoch + 1, 0, False
         finally:
-            self._in_epochs = False
+            self._in_epochs = self.comm.watch.in_loop = False
 
     def steps(self, loader: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do, with progress, checkpoints and generators seeded for each."""
@@ -242,30 +256,50 @@ class Job:
         label = f"epoch: [{self.epoch + 1}/{self._epochs or '?'}]"
         progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
         batches = iter(loader)
-        over = False
+        over, depth = False, len(self.flight.open)
+        self._finished = None
+        self.comm.watch.in_loop = True
         try:
             while True:
                 asked = time.perf_counter()
-                batch = next(batches, _END)
+                with self.flight.during("data", "next batch"):
+                    batch = next(batches, _END)
                 if batch is _END:
                     break
                 progress.waited(time.perf_counter() - asked)
                 self._next_position = loader.position
                 stepper.begin(loader, left)
                 self._seed_all(self.epoch, self._next_position, self.world.rank + 1)
+                entry = self.flight.enter("step", f"step {stepper.step + 1}", self._where())
                 yield batch
+                self.flight.leave(entry)
                 stepper.end(self._where())
                 left = None if left is None else left - 1
                 if progress.step() and self.world.first:
                     self._report(loader, progress)
                 if self.save_every and not stepper.done and stepper.step % self.save_every == 0:
                     self.save()
+                if stepper.asked and not stepper.done:
+                    self._preempt()
             over = True
+            self._finished = (self.epoch, self._position)
             self.epoch, self._position = self.epoch + 1, 0
         finally:
             progress.close()
             stepper.abandon()
+            self.flight.unwind(depth)
             self._left = not over
+            self.comm.watch.in_loop = self._in_epochs
+
+    def _preempt(self) -> None:
+        """All ranks are here, after the same step: one checkpoint, and the end."""
+        if self._saved != (self.step, self._position):
+            self.save()
+        self.flight.words("preempted", f"SIGTERM: saved at step {self.step}")
+        text = f"ending after SIGTERM: saved at step {self.step}; the same command goes on from there"
+        log.info(f"{text} (exit code {PREEMPTED})")
+        self.close()
+        raise Preempted(text)
 
     def backward(self, loss: Any) -> None:
         """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
@@ -297,8 +331,17 @@ class Job:
             )
         model = unwrap(net)
         self._same_buffers(model)
-        totals = measure(model, loader, metrics, self.world.first)
-        whole = Totals.merged(self.comm.gather(totals.to_json(), "evaluation"))
+        with self.flight.during("evaluate", "evaluation"):
+            totals = measure(model, loader, metrics, self.world.first, self.comm)
+            everybodys = self.comm.gather(totals.to_json() if totals else None, "evaluation")
+        if None in everybodys:
+            # Some rank was asked to end, and all know it from here. Nothing of this evaluation counts: after the resume
+            # it is made again, by a loop over steps of which none is left.
+            if self._stepper is not None and self._finished is not None:
+                self.epoch, self._position = self._finished
+                self._preempt()
+            raise Preempted("SIGTERM in an evaluation outside of training: nothing to save")
+        whole = Totals.merged(everybodys)
         scores: dict[str, float] = {**whole.means(), SAMPLES: round(whole.total(SAMPLES))}
         log.info("eval: " + ", ".join(f"{name}: {log.number(value)}" for name, value in scores.items()))
         if self.world.first:
@@ -313,6 +356,10 @@ class Job:
         The first metric decides which is best: `mode` says whether larger ("max") or smaller ("min") is better.
         """
         stepper = self._ready("job.save")
+        with self.flight.during("save", "saving"):
+            self._save(stepper, mode, metrics)
+
+    def _save(self, stepper: Stepper, mode: str, metrics: dict[str, float]) -> None:
         if mode not in ("max", "min"):
             raise FleetError(f"mode={mode!r} is neither max nor min")
         if stepper.done:
@@ -354,6 +401,7 @@ class Job:
         }
         written = self.comm.on_first(lambda: str(self._write(facts)), "saving of a checkpoint")
         self.best = facts["best"]
+        self._saved = (self.step, self._position)
         log.info(f"saved {written}" + (f", the best so far: {log.number(score)}" if best else ""))
 
     def _write(self, facts: dict[str, Any]) -> Path:
@@ -387,6 +435,8 @@ class Job:
         self.epoch, self._position, self.best = facts["epoch"], facts["position"], facts["best"]
         self._order, self._left = facts["order"], False
         stepper.step, stepper.skipped, stepper.torn = facts["step"], facts["skipped"], False
+        self.flight.step, self._saved = stepper.step, (stepper.step, self._position)
+        self.flight.mark("resumed", f"{found}: epoch {self.epoch}, step {stepper.step}")
         stepper.exchange.remember()
         if not own:
             self.best = None  # another run's: this directory holds no weights of it
@@ -419,8 +469,9 @@ class Job:
         """
         target = Path(directory) if directory is not None else self.directory / "export"
         model = unwrap(net)
-        self._same_buffers(model)
-        facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
+        with self.flight.during("export", "export"):
+            self._same_buffers(model)
+            facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
         log.info(
             f"exported to {target}: static and dynamic outputs agree within {facts['parity']['largest_error']:.1e}"
         )

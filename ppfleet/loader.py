@@ -332,8 +332,10 @@ def _nbytes(sample: Any) -> int:
 
 
 def _die_with_parent(worker: int) -> None:
-    """Ask Linux to end this worker when the training process dies, also by SIGKILL: no orphans."""
+    """Ask Linux to end this worker when the training process dies, also by SIGKILL: no orphans. In a process group of
+    its own: what a launcher or Ctrl-C sends to the whole group is for the training process, which still needs data."""
     parent = os.getppid()
+    os.setpgid(0, 0)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -6,6 +6,7 @@ one line of JSON. Whoever waits says for whom.
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import selectors
@@ -23,16 +24,21 @@ _LONGEST = 4096
 _SAY_EVERY = 10.0
 _HELLO = "ppfleet meeting"
 UNKNOWN = "another machine"
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _NO_MESSAGE = (ValueError, RecursionError)  # of json.loads
 
 
 class Link:
     """A connection to another node: messages out, messages in."""
 
-    def __init__(self, peer: socket.socket) -> None:
+    def __init__(self, peer: socket.socket, unreachable: float = 0.0) -> None:
+        """`unreachable`: seconds after which a host whose kernel does not answer counts as gone."""
         self.peer = peer
         self._received = b""
         peer.settimeout(10)
+        if unreachable:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unreachable))
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for level, option, value in (
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),  # a host that vanishes is noticed after about 30 s
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -49,10 +55,13 @@ class Link:
             self.peer.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """The messages that have come, once something has; an EOFError when there will be no more."""
+        """The messages that have come, once something has; an EOFError when there will be no more, which says so where
+        the other host did not answer."""
         try:
             piece = self.peer.recv(_LONGEST)
-        except OSError:
+        except OSError as failure:
+            if failure.errno in _UNREACHABLE:
+                raise EOFError(failure.strerror) from None
             piece = b""
         self._received += piece
         if not piece or len(self._received) > 16 * _LONGEST:

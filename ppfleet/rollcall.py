@@ -27,13 +27,13 @@ _LONGEST = 1 << 20
 _CODE = "code of "
 
 
-def call(world: World, facts: dict[str, str], wait: float) -> None:
-    """Meet all ranks within `wait` seconds; `facts` must be the same on all of them."""
+def call(world: World, facts: dict[str, str], wait: float, news: dict[str, Any]) -> dict[str, Any]:
+    """Meet all ranks within `wait` seconds; `facts` must be the same on all of them. All get rank 0's `news`."""
     host, _, port = world.master.rpartition(":")
-    if world.first:
-        _Register(world, facts, wait).take(host.strip("[]"), int(port))
-    else:
-        _report(world, facts, wait, host.strip("[]"), int(port))
+    if not world.first:
+        return _report(world, facts, wait, host.strip("[]"), int(port))
+    _Register(world, facts, wait, news).take(host.strip("[]"), int(port))
+    return news
 
 
 def facts(paddle: str) -> dict[str, str]:
@@ -59,8 +59,8 @@ def _installed(path: str) -> bool:
 class _Register:
     """Rank 0's side: who has come, with what, on which connection."""
 
-    def __init__(self, world: World, facts: dict[str, str], wait: float) -> None:
-        self.world, self.wait = world, wait
+    def __init__(self, world: World, facts: dict[str, str], wait: float, news: dict[str, Any]) -> None:
+        self.world, self.wait, self.news = world, wait, news
         self.facts: dict[int, dict[str, str]] = {0: facts}
         self.lines: dict[int, socket.socket] = {}
 
@@ -133,14 +133,14 @@ class _Register:
     def _answer(self, verdict: Exception | None) -> None:
         error = [type(verdict).__name__, str(verdict)] if verdict is not None else None
         for line in self.lines.values():
-            _send(line, error=error)
+            _send(line, error=error, news=self.news)
         for line in self.lines.values():  # they close first: this port is needed again at once
             with suppress(OSError):
                 line.recv(1)
             line.close()
 
 
-def _report(world: World, facts: dict[str, str], wait: float, host: str, port: int) -> None:
+def _report(world: World, facts: dict[str, str], wait: float, host: str, port: int) -> dict[str, Any]:
     """A rank's side: find rank 0, say who this is, hear the verdict."""
     deadline = time.monotonic() + wait
     why: object = "no answer"
@@ -155,7 +155,7 @@ def _report(world: World, facts: dict[str, str], wait: float, host: str, port: i
             message = {}
         if "error" in message:
             if message["error"] is None:
-                return
+                return dict(message["news"])
             kind, text = message["error"]
             raise named(kind)(text)
         time.sleep(0.05)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
+import platform
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import paddle
 
-from ppfleet import checkpoint, files, log, state
+from ppfleet import checkpoint, files, flight, log, process, state
 from ppfleet.errors import CheckpointError, FleetError
+from ppfleet.flight import Flight
+from ppfleet.world import World
 
 CARD = "model.json"
 
@@ -102,6 +110,39 @@ class RunDir:
             path = found.path
         own = path is not None and path.resolve().parent == self.checkpoints.resolve()
         return (str(path) if path else None), own
+
+
+def open_flight(path: Path, world: World) -> Flight:
+    """This rank's flight record in the run's directory, and a link to it where the launcher's logs are."""
+    facts = {
+        "rank": world.rank,
+        "size": world.size,
+        "run": "",  # until the roll call
+        "host": platform.node(),
+        "address": world.host,
+        "boot": process.this_host(),
+        "pid": os.getpid(),
+        "started": time.time(),
+        "launcher": process.launcher(),
+        "directory": str(path),
+        "script": " ".join(sys.argv)[:500],
+    }
+    ring = flight.new_path(path / "flight", world.rank)
+    try:
+        made = Flight(ring, facts)
+    except OSError as failure:
+        if failure.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise FleetError(files.disk_message(failure, ring)) from None
+        ring.unlink(missing_ok=True)
+        log.say(f"no flight record of {world.name()} in {ring.parent}: {failure.strerror}")
+        return Flight(None, facts)
+    logs = os.environ.get("PADDLE_LOG_DIR")
+    if logs and facts["launcher"]:
+        link = Path(logs) / f"rank{world.rank}{flight.SUFFIX}"
+        with suppress(OSError):
+            link.unlink(missing_ok=True)
+            link.symlink_to(ring)
+    return made
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -60,7 +60,8 @@ def number(kind: type, least: float, most: float = float("inf")) -> Callable[[st
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Call `main` and end the process: 0 when it returns, 1 after an error of ppfleet's, 130 after Ctrl-C."""
+    """Call `main` and end the process: 0 when it returns, 1 after an error of ppfleet's (75 and 76: see errors.py), 130
+    after Ctrl-C."""
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
@@ -72,11 +73,12 @@ def run(main: Callable[[], None]) -> NoReturn:
     except FleetError as failure:
         sys.last_value = failure  # what the other ranks are told when they wait for this one
         print(f"error: {failure}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        sys.exit(getattr(failure, "code", 1))
     except BrokenPipeError:  # whoever read the output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        sys.last_value = interrupt
         print("interrupted", file=sys.stderr, flush=True)
         sys.exit(130)
     sys.exit(0)

@@ -31,6 +31,7 @@ class Stepper:
         self.share = 1.0  # of the batch in hand in its step: by samples
         self.torn = False  # whether the weights may be between two steps
         self.called = True  # whether the batch in hand has been through backward
+        self.asked = False  # whether a rank was asked to end: all ranks learn it at the same step
         self._sum = 0.0
         self._samples = 0
         self._everything = net.parameters()  # once: walking a large model takes time
@@ -57,7 +58,12 @@ class Stepper:
             )
         self.called = True
         self._sum += float(loss.item()) * self.share
-        self.precision.scaler.scale(loss * self.share if self.group > 1 else loss).backward()
+        scaled = self.precision.scaler.scale(loss * self.share if self.group > 1 else loss)
+        if self.comm.on_cards and not self.comm.world.alone and self.net.grad_need_sync:
+            with self.comm.overlapped("backward and all-reduce"):  # Paddle's reducer waits for the others in there
+                scaled.backward()
+        else:
+            scaled.backward()
         self.done += 1
         if self.done == self.group:
             self._finish(where)
@@ -88,9 +94,11 @@ class Stepper:
     def _finish(self, where: str) -> None:
         vitals = self.exchange.reduce(self._sum, self.optimizer.get_lr())
         self.done, self._sum = 0, 0.0
-        self.step += 1
+        self.step = self.comm.flight.step = self.step + 1
         where = f"step {self.step}, {where}"
+        self.asked = vitals.end
         self._check_rates(vitals, where)
+        self._check_weights(vitals, where)
         if self._finite(vitals):
             self.loss = vitals.loss
             self.torn = True
@@ -116,6 +124,17 @@ class Stepper:
                 f"on all ranks, such as job.evaluate's"
             )
 
+    def _check_weights(self, vitals: Vitals, where: str) -> None:
+        if len(set(vitals.sums)) > 1:
+            groups: dict[int, list[str]] = {}
+            for rank, total in enumerate(vitals.sums):
+                groups.setdefault(total, []).append(self.comm.world.name(rank))
+            shown = " than on ".join(", ".join(ranks) for ranks in sorted(groups.values(), key=len))
+            raise MismatchError(
+                f"the weights differ ({where}): {vitals.probed} is another on {shown}. Something changed them on some "
+                f"ranks only, or the hosts compute differently"
+            )
+
     def _skip_or_stop(self, vitals: Vitals, where: str) -> None:
         who = ", ".join(self.comm.world.name(rank) for rank in vitals.bad) or "some rank"
         what = f"the loss or a gradient is NaN or infinite on {who} ({where})"
@@ -123,6 +142,7 @@ class Stepper:
         if self.on_nan == "stop":
             self._clear()
             self.step -= 1
+            self.comm.flight.step = self.step
             raise NonFiniteError(
                 f"{what}. The weights are still those of the step before; on_nan='skip' leaves such steps out"
             )

@@ -72,6 +72,11 @@ class World:
         """Whether this is rank 0: the one that writes."""
         return self.rank == 0
 
+    @property
+    def host(self) -> str:
+        """This rank's address in the list; empty when alone."""
+        return _host(self.endpoints[self.rank]) if self.endpoints else ""
+
     def name(self, rank: int | None = None) -> str:
         """How a message names a rank: `rank 3 on 192.168.0.2`."""
         rank = self.rank if rank is None else rank

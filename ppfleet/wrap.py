@@ -167,13 +167,21 @@ def batch_norm_statistics(net: Any) -> list[Any]:
     ]
 
 
-class Vitals:
-    """What each rank tells the others at every step: its loss, whether its numbers are finite, its learning rate."""
+_VITALS = 5  # numbers
+_PROBE = 1 << 14  # elements of a parameter that are compared at a step
 
-    def __init__(self, table: np.ndarray[Any, Any]) -> None:
+
+class Vitals:
+    """What each rank tells the others at every step: its loss, whether its numbers are finite, its learning rate,
+    whether it was asked to end, and a checksum of a piece of its weights, which must be the same on all ranks."""
+
+    def __init__(self, table: np.ndarray[Any, Any], probed: str) -> None:
         self.loss = float(table[:, 0].mean())
         self.bad = [rank for rank, flag in enumerate(table[:, 1]) if flag]
         self.rates = [float(rate) for rate in table[:, 2]]
+        self.end = bool(table[:, 3].any())
+        self.sums = [int(total) for total in table[:, 4]]
+        self.probed = probed  # which parameter
 
 
 class Exchange:
@@ -186,17 +194,19 @@ class Exchange:
     On cards Paddle's own reducer does this during `backward()`, overlapping it; then only the vitals go through here.
     """
 
-    def __init__(self, comm: Comm, parameters: list[Any], statistics: list[Any], buffers: list[Any]) -> None:
+    def __init__(self, comm: Comm, parameters: dict[str, Any], statistics: list[Any], buffers: list[Any]) -> None:
         self.comm = comm
         apart = {id(tensor) for tensor in statistics}
-        self.parameters = [p for p in parameters if id(p) not in apart]  # frozen ones too: they may be unfrozen later
+        own = {name: p for name, p in parameters.items() if id(p) not in apart}
+        self.names, self.parameters = list(own), list(own.values())  # frozen ones too: they may be unfrozen later
+        self._probes = 0
         self.statistics = statistics
         self.buffers = buffers
         self._frozen = [p for p in self.parameters if not p.trainable]
         size = comm.world.size
         wide = any(p.dtype == paddle.float64 for p in self.parameters)
         shapes = [] if comm.on_cards else [list(t.shape) for t in [*self.parameters, *statistics]]
-        tail = size * 3 + (0 if comm.on_cards else len(self.parameters))
+        tail = size * _VITALS + (0 if comm.on_cards else len(self.parameters))
         lengths = [math.prod(shape) for shape in shapes]
         self.flat = paddle.zeros([sum(lengths) + tail], dtype="float64" if wide else "float32")
         self.views = []
@@ -215,20 +225,40 @@ class Exchange:
     def reduce(self, loss: float, rate: float) -> Vitals:
         """Replace every gradient by its mean over ranks."""
         size, rank = self.comm.world.size, self.comm.world.rank
+        vitals = size * _VITALS
         tail = np.zeros(self._tail.shape, dtype=np.float64 if self.flat.dtype == paddle.float64 else np.float32)
         finite = math.isfinite(loss)
         if self._gradients is not None:
-            tail[3 * size :] = self._collect()
+            tail[vitals:] = self._collect()
             finite = finite and math.isfinite(float(self._gradients.sum()))
-        tail[3 * rank : 3 * rank + 3] = loss if math.isfinite(loss) else 0.0, not finite, rate
+        probed, total = self._probe()
+        mine = loss if math.isfinite(loss) else 0.0, not finite, rate, self.comm.watch.wanted, total
+        tail[_VITALS * rank : _VITALS * (rank + 1)] = mine
         self._tail.copy_(paddle.to_tensor(tail), True)
-        self.comm.all_reduce(self.flat, "all-reduce of gradients")
+        self.comm.all_reduce(self.flat, "all-reduce of gradients", checked=False)  # job.prepare compared the shapes
         table = self._tail.clone().numpy()  # numpy() of a view would copy the whole buffer
         if self._gradients is not None:
             if size > 1:
                 self._sums.scale_(1.0 / size)
-            self._hand_back(table[3 * size :])
-        return Vitals(table[: 3 * size].reshape(size, 3))
+            self._hand_back(table[vitals:])
+        return Vitals(table[:vitals].reshape(size, _VITALS), probed)
+
+    def _probe(self) -> tuple[str, int]:
+        """A checksum of some weights, others at each step: ranks whose weights drift apart are found within a round."""
+        if self.comm.world.alone:
+            return "", 0
+        turn, number = divmod(self._probes, len(self.parameters))
+        self._probes += 1
+        parameter = self.parameters[number]
+        rows = parameter.shape[0] if parameter.shape else 0
+        if parameter.size > _PROBE:
+            count = max(1, rows * _PROBE // int(parameter.size))
+            start = turn * count % rows
+            parameter = parameter._slice(start, min(rows, start + count)).clone()
+        bits = np.frombuffer(parameter.numpy().tobytes(), dtype=np.uint16)
+        # Whole numbers below 2 ** 24 survive the sum in float32, and so does the order of the elements.
+        weighed = int(np.dot(bits.astype(np.int64), np.arange(1, bits.size + 1)))
+        return self.names[number], weighed % (1 << 24)
 
     def _collect(self) -> list[bool]:
         used = []

@@ -185,6 +185,7 @@ def _main(module: str, name: str, path: str, arguments: str) -> int:
         import traceback
 
         traceback.print_exc()
+        sys.last_value = failure  # as an exception that ends a script
         told = {"error": [type(failure).__name__, str(failure)]}
     Path(path).write_text(json.dumps(told))
     return 1 if "error" in told else 0

@@ -1,0 +1,235 @@
+"""The flight record: what a rank did last, in a small ring on disk that outlives the process. Pure: no Paddle.
+
+    <run>/flight/<start>-rank3.ring        one for each rank and start; <log dir>/rank3.ring is a link to the newest
+
+A ring is one file, mapped into memory: writing an entry is a copy of some bytes, and what was written is there after
+SIGKILL. It holds who the rank is (`facts`), a pulse that the watch renews every second, the rank's last words, and the
+newest entries: each an operation with its number, shape, source line, and when it was entered and left.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+MAGIC = b"PPFLEET1"
+SUFFIX = ".ring"
+KEPT = 8  # rings of one rank that stay in a directory
+
+# What an entry is about. A collective waits in gloo or NCCL, a meeting on the store; work is rank 0's meanwhile.
+KINDS = ("mark", "collective", "meeting", "work", "data", "step", "save", "export", "evaluate")
+
+_FACTS, _PULSE, _WORDS, _SLOTS = 0, 8192, 12288, 28672  # where each part begins
+_LENGTH = struct.Struct("<I")
+_BEAT = struct.Struct("<ddQQQ")  # time, CPU seconds, memory in use, memory available, kills for want of memory
+_SLOT = struct.Struct("<QddIIBB48s64s88s")  # number, entered, left, step, operation, kind, waits; what, where, detail
+_LEFT = struct.Struct("<d")
+_LEFT_AT = 16
+_PACKAGE, _PYTHON = (str(Path(module).parent) + os.sep for module in (__file__, os.__file__))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation. `left` is 0 while it lasts, and stays 0 if the rank died in it."""
+
+    number: int  # of all entries of this rank
+    entered: float  # seconds since 1970, by this host's clock
+    left: float
+    step: int  # steps of the optimizer done by then
+    operation: int  # collectives and meetings have numbers, the same on all ranks; else 0
+    kind: str  # one of KINDS
+    waits: bool  # for other ranks: whoever waits is not the one who is late
+    what: str
+    where: str  # file:line of the user's code
+    detail: str  # shape and dtype of a collective, place in training of a step, the text of a mark
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """How the process was when its watch last looked."""
+
+    time: float = 0.0
+    cpu: float = 0.0  # seconds, of the process and its loader workers
+    memory: int = 0  # bytes in use
+    available: int = 0  # bytes left on the host
+    oom_kills: int = 0  # by the host since it was started
+
+
+@dataclass
+class Record:
+    """What `read` found in a ring."""
+
+    path: Path
+    facts: dict[str, Any]  # rank, size, run, host, address, pid, started, boot, directory, script, launcher
+    pulse: Pulse
+    words: dict[str, Any]  # empty: the rank ended without a word, or goes on
+    entries: list[Entry] = field(default_factory=list)  # the oldest first
+
+
+class Flight:
+    """The ring of this process. `Flight()` writes to memory only; so does a rank that has no directory."""
+
+    def __init__(self, path: Path | None = None, facts: dict[str, Any] | None = None, slots: int = 2048) -> None:
+        self.path, self.slots = path, slots
+        self.step = 0  # kept by the stepper, copied into each entry
+        self.operations = 0
+        self.progress = time.time()  # when the last entry was entered or left
+        self.open: list[Entry] = []  # what this rank is in, the innermost last
+        self._next = 1
+        self._places: dict[tuple[Any, int], bytes] = {}
+        size = _SLOTS + slots * _SLOT.size
+        if path is None:
+            self._map = mmap.mmap(-1, size)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_room(path)
+            with path.open("xb+") as ring:
+                os.posix_fallocate(ring.fileno(), 0, size)  # a hole on a full disk would be a SIGBUS later
+                self._map = mmap.mmap(ring.fileno(), size)
+        self.facts = dict(facts or {}, slots=slots)
+        self._map[:8] = MAGIC
+        self.describe()
+
+    def describe(self, **facts: Any) -> None:
+        """Who this rank is; more is added as it becomes known."""
+        self.facts.update(facts)
+        self._put(_FACTS + 8, _PULSE, self.facts)
+
+    def enter(self, kind: str, what: str, detail: str = "", waits: bool = False, numbered: bool = False) -> Entry:
+        """An operation begins. `numbered`: one that all ranks do together, in the same order."""
+        now = time.time()
+        if numbered:
+            self.operations += 1
+        operation = self.operations if numbered else 0
+        entry = Entry(self._next, now, 0.0, self.step, operation, kind, waits, what, "", detail)
+        self._next += 1
+        place = self._place()
+        _SLOT.pack_into(
+            self._map, self._at(entry), entry.number, now, 0.0, self.step, operation, KINDS.index(kind), waits,
+            what.encode()[:48], place, detail.encode()[:88],
+        )  # fmt: skip
+        object.__setattr__(entry, "where", place.decode())
+        self.progress = now
+        self.open.append(entry)
+        return entry
+
+    def leave(self, entry: Entry) -> None:
+        """It is over; so is whatever began inside of it."""
+        now = time.time()
+        while self.open:
+            last = self.open.pop()
+            _LEFT.pack_into(self._map, self._at(last) + _LEFT_AT, now)
+            if last is entry:
+                break
+        self.progress = now
+
+    def unwind(self, depth: int) -> None:
+        """Leave everything that was entered since there were `depth` open entries."""
+        while len(self.open) > depth:
+            self.leave(self.open[-1])
+
+    @contextmanager
+    def during(self, kind: str, what: str, detail: str = "", waits: bool = False) -> Iterator[Entry]:
+        entry = self.enter(kind, what, detail, waits)
+        try:
+            yield entry
+        finally:
+            self.leave(entry)
+
+    def mark(self, what: str, detail: str = "") -> None:
+        """Something that happened, without duration."""
+        before = self.progress
+        self.leave(self.enter("mark", what, detail))
+        self.progress = before  # a mark of the watch is no progress of the loop
+
+    def pulse(self, pulse: Pulse) -> None:
+        _BEAT.pack_into(self._map, _PULSE, pulse.time, pulse.cpu, pulse.memory, pulse.available, pulse.oom_kills)
+
+    def words(self, kind: str, text: str, **more: Any) -> None:
+        """Last words, the first time they are said: what comes after is a consequence."""
+        if not _get(self._map, _WORDS, _SLOTS):
+            words = {"kind": kind, "text": text[:3500], "time": time.time(), **more}
+            self._put(_WORDS, _SLOTS, words)
+
+    def _at(self, entry: Entry) -> int:
+        return _SLOTS + entry.number % self.slots * _SLOT.size
+
+    def _put(self, start: int, end: int, value: dict[str, Any]) -> None:
+        data = json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")[: end - start - 16]
+        self._map[start + 4 : start + 4 + len(data)] = data
+        _LENGTH.pack_into(self._map, start, len(data))  # last: a reader never sees a length without its data
+
+    def _place(self) -> bytes:
+        """file:line of the user's code that this is called for."""
+        frame: Any = sys._getframe(2)
+        while frame is not None and not users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return b""
+        key = (frame.f_code, frame.f_lineno)
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}".encode()[-64:]
+        return found
+
+
+@lru_cache(maxsize=4096)
+def users(filename: str) -> bool:
+    """Whether that file is the user's code: not this package, not Python's or an installed library."""
+    library = filename.startswith((_PACKAGE, _PYTHON, "<"))
+    return not library and "site-packages" not in filename and "dist-packages" not in filename
+
+
+def short(filename: str) -> str:
+    """A path as a person would name it: relative to the working directory where it is below it."""
+    try:
+        return str(Path(filename).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return "/".join(Path(filename).parts[-2:])
+
+
+def new_path(directory: Path, rank: int) -> Path:
+    """Where the ring of a rank that starts now goes."""
+    return directory / f"{time.time_ns() // 1_000_000:013d}-rank{rank}{SUFFIX}"
+
+
+def read(path: Path) -> Record:
+    """What a ring holds, also while its process runs and after it was killed. A ValueError if it is no ring."""
+    data = path.read_bytes()
+    if data[:8] != MAGIC or len(data) < _SLOTS:
+        raise ValueError(f"{path} is no flight record")
+    facts = _get(data, _FACTS + 8, _PULSE)
+    entries = []
+    for start in range(_SLOTS, len(data) - _SLOT.size + 1, _SLOT.size):
+        number, entered, left, step, operation, kind, waits, *texts = _SLOT.unpack_from(data, start)
+        if number and kind < len(KINDS):
+            what, where, detail = (text.rstrip(b"\0").decode(errors="ignore") for text in texts)
+            entries.append(Entry(number, entered, left, step, operation, KINDS[kind], bool(waits), what, where, detail))
+    entries.sort(key=lambda entry: entry.number)
+    return Record(path, facts, Pulse(*_BEAT.unpack_from(data, _PULSE)), _get(data, _WORDS, _SLOTS), entries)
+
+
+def _get(data: Any, start: int, end: int) -> dict[str, Any]:
+    length = _LENGTH.unpack_from(data, start)[0]
+    try:
+        found = json.loads(bytes(data[start + 4 : min(end, start + 4 + length)])) if length else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _make_room(path: Path) -> None:
+    """Of this rank's earlier rings only the newest stay."""
+    rank = path.name.partition("-")[2]
+    for old in sorted(path.parent.glob(f"*-{rank}"))[: -KEPT + 1]:
+        old.unlink(missing_ok=True)

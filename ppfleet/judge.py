@@ -1,0 +1,153 @@
+"""From what all ranks say of themselves: is somebody stuck, who is it, and what do the others wait for? Pure.
+
+Each rank tells rank 0 once a second what it is in. A rank that waits for others is never the one who is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Callable
+
+# An entry of the flight record in which a rank may legitimately take long while others wait for it on the store.
+LONG = ("meeting", "work", "save", "export", "evaluate")
+BLOCKED = "its process is stopped, or its Python is blocked"
+_SURE = 2.5  # seconds in which two ranks must have stayed where they are before that is called different ways
+_FRESH = 3.0  # seconds after which a beat says nothing about now
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds without progress after which a job is ended."""
+
+    stall: float = 25.0  # while others wait in a collective: gloo would abort after 30
+    long: float = 1800.0  # in sections through the store, and where nobody waits and no work is done
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank is in. Seconds are counted from `heard`, so that clocks need not agree."""
+
+    rank: int
+    heard: float = 0.0  # by the clock of whoever judges
+    operation: int = 0  # number of the newest collective or meeting
+    kind: str = ""  # of what it is in; "" between two entries
+    what: str = ""
+    detail: str = ""
+    where: str = ""
+    waits: bool = False
+    age: float = 0.0  # in that
+    idle: float = 0.0  # since anything began or ended
+    at: str = ""  # where the user's code is: `evaluate` (tools/train.py:71)
+    step: int = 0
+    long: bool = False  # in a section that may take long
+    busy: float = 1.0  # share of a core that it and its workers have used while idle
+
+    def waited(self, now: float) -> float:
+        return self.age + now - self.heard
+
+    def idled(self, now: float) -> float:
+        return self.idle + now - self.heard
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the job must end: `kind` is stall or mismatch; `culprit` a rank, or -1 where nobody is late alone."""
+
+    kind: str
+    text: str
+    culprit: int = -1
+
+
+def judge(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
+    """The verdict over the newest beat of each rank, or nothing while all may still be well."""
+    return (
+        _different_ways(beats, now, name)
+        or _late(beats, now, limits, name)
+        or _silent(beats, now, limits, name)
+        or _idle(beats, now, limits, name)
+    )
+
+
+def _different_ways(beats: Sequence[Beat], now: float, name: Callable[[int], str]) -> Verdict | None:
+    """Two ranks wait, each in an operation that the other is not in: neither will ever come."""
+    stuck = [b for b in beats if b.waits and b.waited(now) > _SURE and now - b.heard < _FRESH]
+    for other in stuck[1:]:
+        first = stuck[0]
+        if (first.operation, first.what, first.detail) != (other.operation, other.what, other.detail):
+            after = f" after step {first.step}" if first.step == other.step else ""
+            text = (
+                f"the ranks went different ways{after}: {name(first.rank)} waits in {in_words(first)}, "
+                f"{name(other.rank)} in {in_words(other)}; every rank must make the same calls in the same order"
+            )
+            return Verdict("mismatch", text)
+    return None
+
+
+def _late(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
+    """Somebody has waited too long: the one who is late has not come to that operation."""
+    waiting = [b for b in beats if b.waits and b.waited(now) > (limits.long if b.kind == "meeting" else limits.stall)]
+    if not waiting:
+        return None
+    first = max(waiting, key=lambda b: b.operation)
+    late = [b for b in beats if b.operation < first.operation or (b.operation == first.operation and not b.waits)]
+    if not late:
+        text = (
+            f"all ranks have waited in {in_words(first)} for {first.waited(now):.0f} s: the network between them fails"
+        )
+        return Verdict("stall", text)
+    culprit = max(late, key=lambda b: b.idled(now))
+    ranks = [b.rank for b in beats if b.waits and b.operation == first.operation]
+    others = listed(ranks) + (" wait" if len(ranks) > 1 else " waits")
+    if (quiet := now - culprit.heard) > _SURE + 1:
+        did = f"has not answered for {quiet:.0f} s ({BLOCKED}; last seen in {place(culprit)})"
+    else:
+        did = f"has been in {place(culprit)} for {culprit.idled(now):.0f} s"
+    text = f"{name(culprit.rank)} {did} while {others} in {in_words(first)}"
+    return Verdict("stall", text, culprit.rank)
+
+
+def _silent(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
+    """A rank whose host answers, but not its watch: stopped, or Python held up by one call."""
+    for beat in beats:
+        quiet = now - beat.heard
+        if quiet > (limits.long if beat.long else limits.stall):
+            text = f"{name(beat.rank)} has not answered for {quiet:.0f} s ({BLOCKED}; last seen in {place(beat)})"
+            return Verdict("stall", text, beat.rank)
+    return None
+
+
+def _idle(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
+    """Nobody waits for it, but it neither goes on nor computes: a data set on a dead disk, a worker that hangs."""
+    for beat in beats:
+        if not beat.waits and beat.idled(now) > limits.long and beat.busy < 0.01:
+            text = f"{name(beat.rank)} has been in {place(beat)} for {beat.idled(now):.0f} s and does nothing"
+            return Verdict("stall", text, beat.rank)
+    return None
+
+
+def in_words(beat: Beat) -> str:
+    """all-reduce of gradients #1284 ([1519906] float32, step 640, tools/train.py:66)"""
+    facts = [beat.detail, f"step {beat.step}", beat.where]
+    return f"{beat.what} #{beat.operation} ({', '.join(filter(None, facts))})"
+
+
+def place(beat: Beat) -> str:
+    """Where a late rank is: the library's word for it, and the line of the user's code."""
+    line = beat.at or beat.where
+    if beat.kind in ("", "step", "mark"):
+        return line or "the script"
+    return f"{beat.what} ({line})" if line else beat.what
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """rank 1; ranks 0–2 and 5"""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}–{b}" for a, b in runs]
+    text = " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {text}"

@@ -86,20 +86,21 @@ def _different_ways(beats: Sequence[Beat], now: float, name: Callable[[int], str
 
 def _late(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
     """Somebody has waited too long: the one who is late has not come to that operation."""
-    waiting = [b for b in beats if b.waits and b.waited(now) > (limits.long if b.kind == "meeting" else limits.stall)]
+    heard = [b for b in beats if b.waits and now - b.heard < _FRESH]
+    waiting = [b for b in heard if b.waited(now) > (limits.long if b.kind == "meeting" else limits.stall)]
     if not waiting:
         return None
     first = max(waiting, key=lambda b: b.operation)
-    late = [b for b in beats if b.operation < first.operation or (b.operation == first.operation and not b.waits)]
+    late = [b for b in beats if b.operation < first.operation or b not in heard]
     if not late:
         text = (
             f"all ranks have waited in {in_words(first)} for {first.waited(now):.0f} s: the network between them fails"
         )
         return Verdict("stall", text)
     culprit = max(late, key=lambda b: b.idled(now))
-    ranks = [b.rank for b in beats if b.waits and b.operation == first.operation]
+    ranks = [b.rank for b in heard if b.operation == first.operation]
     others = listed(ranks) + (" wait" if len(ranks) > 1 else " waits")
-    if (quiet := now - culprit.heard) > _SURE + 1:
+    if (quiet := now - culprit.heard) > _FRESH:
         did = f"has not answered for {quiet:.0f} s ({BLOCKED}; last seen in {place(culprit)})"
     else:
         did = f"has been in {place(culprit)} for {culprit.idled(now):.0f} s"

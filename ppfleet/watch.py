@@ -74,6 +74,8 @@ class Watch:
         self._idle_cpu: tuple[float, float, float] = (0.0, 0.0, 0.0)  # progress, time, CPU seconds at the first look
         self._main = threading.main_thread().ident or 0
         self.launcher = launcher()
+        self._thread = threading.Thread(target=self._run, name="ppfleet watch", daemon=True)
+        atexit.register(self._leave)  # from now on: a rank may fail before there is anything to watch
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._select.register(self._wake, selectors.EVENT_READ, None)
 
@@ -96,8 +98,7 @@ class Watch:
         elif not self.world.alone:
             self._join(run, port)
         self._run_token = run
-        threading.Thread(target=self._run, name="ppfleet watch", daemon=True).start()
-        atexit.register(self._leave)
+        self._thread.start()
         os.register_at_fork(after_in_child=self._forget)
 
     def take_sigterm(self) -> None:
@@ -156,7 +157,8 @@ class Watch:
         self.flight.words(kind, "")
         self._bye = {"kind": kind, "why": why, "operation": self.flight.operations}
         self._wake_up()
-        self._said_bye.wait(2.0)
+        if self._thread.is_alive():
+            self._said_bye.wait(2.0)
 
     def _wake_up(self) -> None:
         with contextlib.suppress(OSError):

@@ -19,14 +19,15 @@ from typing import Any
 
 import ppfleet
 from ppfleet import guard, hosts
-from ppfleet.commands import secret
+from ppfleet.commands import cause, secret
 from ppfleet.commands.flags import Launch, Machine, translate
 from ppfleet.commands.ports import port_holder
-from ppfleet.errors import CommError, FleetError
+from ppfleet.errors import PREEMPTED, CommError, FleetError
 from ppfleet.meet import Meeting
 from ppfleet.script import Stopped, stoppable
 
 _GRACE = 40.0  # seconds: Paddle's launcher gives its trainers 30
+_LOST_GRACE = 8.0  # seconds, when the job is lost anyway because it ended on another host
 _LAST_WORDS = 60.0  # seconds for the other hosts to tell how the job ended there
 
 
@@ -92,6 +93,7 @@ class Supervisor:
         self.launch = launch
         self.meeting: Meeting | None = None
         self.started = False
+        self.began = time.time()
 
     def run(self) -> int:
         guard.adopt()
@@ -100,18 +102,28 @@ class Supervisor:
                 try:
                     code, why = self._attempt(attempt, Path(private))
                 except Stopped as stop:
-                    self._tell(ended=128 + stop.number, final=True)
-                    return 128 + stop.number
+                    code = PREEMPTED if self._answer("preempted") else 128 + stop.number
+                    self._tell(ended=code, final=True)
+                    return code
                 finally:
                     if self.meeting:
                         self.meeting.close()
                 left = self.launch.restarts - attempt
-                if code == 0 or not left or (self.meeting and self.meeting.final):
+                if code in (0, PREEMPTED) or not left or (self.meeting and self.meeting.final):
                     break
                 say(f"{why}; starting again, {left} restart{'s' if left > 1 else ''} left")
         if code:
             say(f"{why}; the trainers' own logs are in {self.launch.log_dir}" if self.started else why)
+            if sentence := self._answer():
+                say(f"{sentence} (python -m ppfleet why {self.launch.log_dir} tells more)")
         return code
+
+    def _answer(self, kind: str = "") -> str:
+        """What the flight records of this host say of the job; only if it is of that kind."""
+        found = cause.answer([Path(self.launch.log_dir)]) if self.started else None
+        if found is None or found.attempt.started < self.began or kind not in ("", found.kind):
+            return ""
+        return found.sentence
 
     def _attempt(self, attempt: int, private: Path) -> tuple[int, str]:
         """Start the job once: exit code, and why it is not 0."""
@@ -126,16 +138,21 @@ class Supervisor:
         watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *command]
         process = subprocess.Popen(watched, env=env, start_new_session=True)
         self.started = True
+        why = ""
         try:
             why = self._watch(process)
         finally:
             if process.poll() is None:
                 process.terminate()
-                process.wait()
-            guard.end_below(0)
+                with suppress(subprocess.TimeoutExpired):  # a trainer that is stopped, or stuck, does not end by itself
+                    process.wait(_GRACE + 5 if not why else _LOST_GRACE)
+            guard.end_below(0, process)
+            process.wait()
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         if why:
             code = 1  # it was stopped here because of another host
+        elif code == PREEMPTED:
+            why = "SIGTERM: the job was saved; the same command goes on from there"
         elif code:
             why = f"the trainers of this host ended with code {code}"
         return self._agree(code, why)
@@ -150,7 +167,7 @@ class Supervisor:
                         continue
                     if number not in self.meeting.links and number not in self.meeting.ended:
                         return f"{name} was lost"
-                    if self.meeting.ended.get(number, 0):
+                    if self.meeting.ended.get(number, 0) not in (0, PREEMPTED):  # after SIGTERM all end together
                         return f"the job ended on {name} with code {self.meeting.ended[number]}"
             else:
                 with suppress(subprocess.TimeoutExpired):

@@ -93,12 +93,15 @@ class Flight:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             _make_room(path)
-            with path.open("xb+") as ring:
+            unfinished = path.with_suffix(".new")
+            with unfinished.open("wb+") as ring:
                 os.posix_fallocate(ring.fileno(), 0, size)  # a hole on a full disk would be a SIGBUS later
                 self._map = mmap.mmap(ring.fileno(), size)
         self.facts = dict(facts or {}, slots=slots)
         self._map[:8] = MAGIC
         self.describe()
+        if path is not None:  # only now: a reader never sees half a header
+            unfinished.rename(path)
 
     def describe(self, **facts: Any) -> None:
         """Who this rank is; more is added as it becomes known."""
@@ -165,7 +168,12 @@ class Flight:
         return _SLOTS + entry.number % self.slots * _SLOT.size
 
     def _put(self, start: int, end: int, value: dict[str, Any]) -> None:
-        data = json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")[: end - start - 16]
+        room = end - start - 16
+        data = _json(value)
+        while len(data) > room:  # the longest is cut: the rest still says who this is
+            name = max(value, key=lambda each: len(str(value[each])))
+            value = {**value, name: str(value[name])[: len(str(value[name])) // 2]}
+            data = _json(value)
         self._map[start + 4 : start + 4 + len(data)] = data
         _LENGTH.pack_into(self._map, start, len(data))  # last: a reader never sees a length without its data
 
@@ -217,6 +225,10 @@ def read(path: Path) -> Record:
             entries.append(Entry(number, entered, left, step, operation, KINDS[kind], bool(waits), what, where, detail))
     entries.sort(key=lambda entry: entry.number)
     return Record(path, facts, Pulse(*_BEAT.unpack_from(data, _PULSE)), _get(data, _WORDS, _SLOTS), entries)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
 
 
 def _get(data: Any, start: int, end: int) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def open_flight(path: Path, world: World) -> Flight:
     except OSError as failure:
         if failure.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise FleetError(files.disk_message(failure, ring)) from None
-        ring.unlink(missing_ok=True)
+        ring.with_suffix(".new").unlink(missing_ok=True)
         log.say(f"no flight record of {world.name()} in {ring.parent}: {failure.strerror}")
         return Flight(None, facts)
     logs = os.environ.get("PADDLE_LOG_DIR")

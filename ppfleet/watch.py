@@ -105,7 +105,8 @@ class Watch:
         """From now on SIGTERM means: save at the next step boundary, and end. A handler of the script's own stays."""
         if threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None):
+        if callable(own := signal.getsignal(signal.SIGTERM)):
+            signal.signal(signal.SIGTERM, own)  # Paddle, when it was imported, took it away
             return
         signal.signal(signal.SIGTERM, self._on_sigterm)
         if (before := signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)) != -1:
@@ -434,7 +435,7 @@ class Watch:
         before = self._oom
         for _ in range(20) if who.get("boot") == this_host() else ():
             status, code = process_state(who["pid"])
-            if status in "ZX":
+            if status in ("Z", "X"):
                 if code & 0x7F:
                     oom = code & 0x7F == signal.SIGKILL and oom_kills() > before
                     return {"how": "killed", "signal": code & 0x7F, **({"oom": True} if oom else {})}

@@ -5,8 +5,28 @@ import sys
 
 from tests.harness import ROOT
 
-PURE = ("world", "sampler", "metrics", "checkpoint", "files", "pdparams", "errors", "log", "script")
-TIPC = ("guard", "hosts", "tipc.cli")  # these start processes and ask the network, but know nothing of training
+PURE = (
+    "world",
+    "sampler",
+    "metrics",
+    "checkpoint",
+    "files",
+    "pdparams",
+    "errors",
+    "log",
+    "script",
+    "flight",
+    "judge",
+    "process",
+)
+COMMANDS = (
+    "guard",
+    "hosts",
+    "tipc.cli",
+    "watch",
+    "commands.launch",
+    "commands.why",
+)  # these start processes and ask the network, but know nothing of training
 
 
 def python(code):
@@ -14,7 +34,7 @@ def python(code):
 
 
 def test_pure_parts_import_no_paddle():
-    imports = "; ".join(f"import ppfleet.{name}" for name in (*PURE, *TIPC))
+    imports = "; ".join(f"import ppfleet.{name}" for name in (*PURE, *COMMANDS))
     done = python(f"import sys, ppfleet; {imports}; print(*sys.modules)")
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "ppfleet" in loaded and not loaded & {"paddle", "safetensors", "visualdl"}, done.stderr

@@ -1,0 +1,308 @@
+"""The watch and preemption on real ranks: who is named, exit codes, stacks; a checkpoint that goes on to the same bits.
+
+Nobody asks for a dead process's exit code here before the others have ended: as long, Linux tells them how it died.
+"""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from ppfleet import flight
+from ppfleet.errors import PREEMPTED, STALLED
+from tests.faults.chaos import VICTIM, saved_step
+from tests.harness import ROOT, environment, free_ports, start
+
+
+class Victims:
+    """Ranks of tests/faults/victim.py, started without a launcher: nobody but the watch ends them."""
+
+    def __init__(self, place, ranks, **plan):
+        self.place, self.run = place, place / "run"
+        plan = {"kind": "none", "rank": ranks - 1, "step": 8, "epochs": 2, **plan}
+        endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks)]
+        self.processes = []
+        for rank in range(ranks):
+            with (place / f"rank{rank}.out").open("wb") as out:
+                command = [sys.executable, str(VICTIM), str(self.run), json.dumps(plan)]
+                process = subprocess.Popen(
+                    command, cwd=ROOT, env=environment(rank, endpoints), stdout=out, stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )  # fmt: skip
+            self.processes.append(process)
+
+    def until_step(self, step, seconds=60):
+        def steps():
+            rings = sorted(self.run.glob("flight/*-rank0.ring"))
+            return max((e.step for e in flight.read(rings[-1]).entries), default=0) if rings else 0
+
+        self.until(lambda: steps() >= step, seconds)
+        return self
+
+    def until(self, condition, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline and all(p.poll() is None for p in self.processes), self.outputs()
+            time.sleep(0.02)
+
+    def outputs(self):
+        return [(self.place / f"rank{rank}.out").read_text(errors="replace") for rank in range(len(self.processes))]
+
+    def end(self, seconds=60):
+        """Exit codes and outputs; whoever does not end by itself fails the test."""
+        deadline = time.monotonic() + seconds
+        try:
+            codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError("\n".join(self.outputs())) from None
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+        return codes, self.outputs()
+
+    def weights(self):
+        return hashlib.sha256((self.run / "latest.pdparams").read_bytes()).hexdigest()
+
+
+STALL = {"stall": 4.0, "stall_long": 6.0}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The weights of a run that nothing happens to, by the number of ranks."""
+    known = {}
+
+    def weights(ranks):
+        if ranks not in known:
+            victims = Victims(tmp_path_factory.mktemp(f"undisturbed{ranks}"), ranks)
+            codes, outputs = victims.end()
+            assert codes == [0] * ranks, outputs
+            known[ranks] = victims.weights()
+        return known[ranks]
+
+    return weights
+
+
+def test_a_rank_that_stands_still_is_named_with_its_line_and_the_job_ends(tmp_path):
+    victims = Victims(tmp_path, 3, kind="stall", rank=1, options=STALL)
+    codes, outputs = victims.end(40)
+    assert codes == [STALLED] * 3, outputs
+    sentence = (
+        r"rank 1 on 127.0.0.1 has been in `stand_still` \(tests/faults/victim.py:\d+\) for [45] s while ranks 0 and 2 "
+        r"wait in all-reduce of gradients #\d+ \(\[\d+\] float32, step 8, tests/faults/victim.py:\d+\)"
+    )
+    assert all(re.search(sentence, output) for output in outputs), outputs
+    assert "in stand_still" in (victims.run / "logs/rank1.stacks").read_text()
+    assert "in all_reduce" in (victims.run / "logs/rank0.stacks").read_text()
+
+
+def test_a_stopped_rank(tmp_path):
+    victims = Victims(tmp_path, 2, epochs=50, options=STALL).until_step(5)
+    victims.processes[1].send_signal(signal.SIGSTOP)
+    assert victims.processes[0].wait(30) == STALLED
+    number = victims.processes[1].pid
+    assert re.search(
+        rf"rank 1 on 127.0.0.1 has not answered for \d s \(its process {number} is stopped by SIGSTOP",
+        victims.outputs()[0],
+    )
+    victims.processes[1].kill()
+
+
+def test_a_stopped_rank_0_is_noticed_by_the_others(tmp_path):
+    """It is the one that judges."""
+    victims = Victims(tmp_path, 3, epochs=50, options=STALL).until_step(5)
+    victims.processes[0].send_signal(signal.SIGSTOP)
+    assert [p.wait(30) for p in victims.processes[1:]] == [STALLED] * 2
+    assert all("rank 0 on 127.0.0.1 has not answered for" in output for output in victims.outputs()[1:])
+    victims.processes[0].kill()
+
+
+@pytest.mark.parametrize("kind", ["branch", "uneven"])
+def test_ranks_that_go_different_ways_are_told_so_long_before_gloo_gives_up(tmp_path, kind):
+    codes, outputs = Victims(tmp_path, 2, kind=kind).end(25)
+    assert codes == [STALLED] * 2, outputs
+    first, other = "all-reduce of gradients", {"branch": "all-reduce of a branch", "uneven": "check of buffers"}[kind]
+    told = rf"different ways after step 8: rank 0 on 127.0.0.1 waits in {first} .*, rank 1 on 127.0.0.1 in {other} "
+    assert all(re.search(told, output) for output in outputs), outputs
+
+
+def test_shapes_that_differ_are_an_error_on_all_ranks_and_no_abort(tmp_path):
+    codes, outputs = Victims(tmp_path, 2, kind="shape").end()
+    assert codes == [1, 1]
+    assert all(
+        "a mean [7] float32 on rank 0 on 127.0.0.1; all-reduce of a mean [8] float32 on rank 1" in o for o in outputs
+    )
+
+
+def test_weights_that_drift_apart_are_noticed_without_a_save(tmp_path):
+    codes, outputs = Victims(tmp_path, 2, kind="drift", save_every=0).end()
+    assert codes == [1, 1]
+    assert all("the weights differ (step" in o and "head.weight is another on rank" in o for o in outputs), outputs
+
+
+@pytest.mark.parametrize(("victim", "name"), [(1, "SIGKILL"), (0, "SIGSEGV")])
+def test_a_killed_rank_is_named_with_its_signal(tmp_path, victim, name):
+    victims = Victims(tmp_path, 2, epochs=50).until_step(5)
+    victims.processes[victim].send_signal(getattr(signal, name))
+    assert victims.processes[1 - victim].wait(10) == 1
+    codes, outputs = victims.end(10)
+    assert codes[victim] == -getattr(signal, name) and codes[1 - victim] == 1
+    assert f"rank {victim} on 127.0.0.1 was killed by {name}" in outputs[1 - victim], outputs
+
+
+def waits_for_another(path):
+    """Rank 0 and 1 wait on the store for rank 2, which computes."""
+    import ppfleet
+
+    job = ppfleet.Job(path, device="cpu")
+    job.comm.barrier("before")
+    if job.world.rank == 2:
+        (job.directory / "there").touch()
+        time.sleep(600)
+    job.comm.gather(1, "a gather")
+
+
+def test_a_rank_that_is_killed_while_others_wait_for_it_on_the_store(tmp_path):
+    running = start(waits_for_another, 3, tmp_path / "out", str(tmp_path / "run"))
+    while not (tmp_path / "run/there").exists():
+        time.sleep(0.05)
+    os.kill(running.processes[2].pid, signal.SIGKILL)
+    for end in running.wait(15)[:2]:
+        assert end.error == ("CommError", end.error[1]) and "rank 2 on 127.0.0.1 was killed by SIGKILL" in end.error[1]
+
+
+# Preemption
+
+
+@pytest.mark.parametrize(("ranks", "to", "workers"), [(1, 0, 0), (2, 0, 0), (2, 1, 2)])
+def test_sigterm_saves_once_and_the_same_command_goes_on(tmp_path, undisturbed, ranks, to, workers):
+    """To the whole process group, as Paddle's launcher sends it: loader workers must live on until the save."""
+    victims = Victims(tmp_path, ranks, save_every=0, workers=workers).until_step(10)
+    os.killpg(victims.processes[to].pid, signal.SIGTERM)
+    codes, outputs = victims.end()
+    assert codes == [PREEMPTED] * ranks, outputs
+    assert f"SIGTERM came to rank {to}" in outputs[0] and "ending after SIGTERM: saved at step" in outputs[0]
+    checkpoints = [path.name for path in victims.run.glob("checkpoints/0*")]
+    assert len(checkpoints) == 1 and saved_step(tmp_path) >= 10  # one, of the very step
+    steps = max(e.step for r in victims.run.glob("flight/*.ring") for e in flight.read(r).entries)
+    assert saved_step(tmp_path) == steps
+    again = Victims(tmp_path, ranks)
+    codes, outputs = again.end()
+    assert codes == [0] * ranks and "resumed from" in outputs[0] and again.weights() == undisturbed(ranks)
+
+
+def evaluates(path, marker):
+    """Two epochs of 4 steps; the evaluation after the first takes long."""
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from ppfleet import state
+    from tests import blocks
+
+    class Slow(blocks.Points):
+        def __getitem__(self, index):
+            if not os.path.exists(marker):  # noqa: PTH110
+                time.sleep(0.2)
+            return super().__getitem__(index)
+
+    def metric(output, labels):
+        return (output.argmax(-1) == labels).astype("float32")
+
+    job = ppfleet.Job(path, device="cpu", seed=1)
+    net = blocks.mlp()
+    wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
+    train, val = job.loader(blocks.Points(64), 8, shuffle=True), job.loader(Slow(256), 8)
+    resumed, done = job.resume(), []
+    for epoch in job.epochs(2):
+        for points, labels in job.steps(train):
+            done.append(epoch)
+            job.backward(F.cross_entropy(wrapped(points), labels))
+        job.save(**job.evaluate(net, val, accuracy=metric))
+    return {"resumed": resumed, "steps": done, "best": job.best, "weights": state.fingerprint(net)}
+
+
+def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path):
+    marker = tmp_path / "fast"
+    running = start(evaluates, 2, tmp_path / "out", str(tmp_path / "run"), str(marker))
+    rings = tmp_path / "run/flight"
+    deadline = time.monotonic() + 60
+    while not any(e.what == "next batch of the evaluation" for r in rings.glob("*.ring") for e in flight.read(r).entries):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    began = time.monotonic()
+    running.processes[1].send_signal(signal.SIGTERM)
+    assert [end.code for end in running.wait(30)] == [PREEMPTED] * 2
+    assert time.monotonic() - began < 15, "the evaluation would have taken 25 s"
+    marker.touch()
+    again = [end.value for end in start(evaluates, 2, tmp_path / "out", str(tmp_path / "run"), str(marker)).wait()]
+    whole = [end.value for end in start(evaluates, 2, tmp_path / "out", str(tmp_path / "whole"), str(marker)).wait()]
+    assert again[0]["resumed"] and again[0]["steps"] == [1] * 4  # no step again, but both evaluations
+    assert again[0]["best"] == whole[0]["best"] and again[0]["weights"] == whole[0]["weights"]
+    saves = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("0*"))
+    assert [name.partition("-")[2] for name in saves] == ["step-4", "step-4", "step-8"]
+
+
+def loads_long(path, own):
+    import ppfleet
+
+    if own:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(17))
+    job = ppfleet.Job(path, device="cpu")
+    (job.directory / "there").touch()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(("own", "code"), [(False, PREEMPTED), (True, 17)])
+def test_sigterm_outside_of_training_ends_at_once_and_a_handler_of_the_scripts_own_stays(tmp_path, own, code):
+    running = start(loads_long, 1, tmp_path / "out", str(tmp_path / "run"), own)
+    while not (tmp_path / "run/there").exists():
+        time.sleep(0.05)
+    running.processes[0].send_signal(signal.SIGTERM)
+    assert running.wait(20)[0].code == code
+
+
+def launched(tmp_path):
+    """Two ranks under Paddle's launcher: it, and the trainers."""
+    plan = json.dumps({"kind": "none", "rank": 0, "step": 0, "epochs": 50})
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node=2", f"--log_dir={tmp_path}/log"]
+    out = (tmp_path / "launcher.out").open("w")
+    launcher = subprocess.Popen(
+        [*command, str(VICTIM), str(tmp_path / "run"), plan], cwd=ROOT, env=environment(0, []), stdout=out, stderr=out
+    )
+    rings = tmp_path / "run/flight"
+    deadline = time.monotonic() + 60
+    while len([r for r in rings.glob("*.ring") if len(flight.read(r).entries) > 40]) < 2:
+        assert time.monotonic() < deadline and launcher.poll() is None
+        time.sleep(0.05)
+    return launcher, [psutil.Process(flight.read(r).facts["pid"]) for r in rings.glob("*.ring")]
+
+
+def test_orphans_notice_that_their_launcher_is_gone(tmp_path):
+    launcher, trainers = launched(tmp_path)
+    launcher.kill()
+    launcher.wait()
+    gone, alive = psutil.wait_procs(trainers, timeout=20)
+    for process in alive:
+        process.kill()
+    assert not alive
+    text = "".join(path.read_text() for path in tmp_path.glob("log/workerlog.*"))
+    assert f"is an orphan: its launcher (process {launcher.pid}) is gone" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_launchers_end_is_a_checkpoint_and_no_process_left(tmp_path, number):
+    launcher, trainers = launched(tmp_path)
+    launcher.send_signal(number)
+    assert launcher.wait(40) == number  # that is Paddle's way
+    gone, alive = psutil.wait_procs(trainers, timeout=10)
+    assert not alive
+    assert "saved at step" in (tmp_path / "log/workerlog.0").read_text() and saved_step(tmp_path) > 0

@@ -1,0 +1,137 @@
+"""The flight record: what is in the ring is there after SIGKILL, whole, the newest entries, and says whose it is."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ppfleet import flight
+from ppfleet.flight import KINDS, Flight, Pulse, read
+from tests.harness import ROOT
+
+
+@pytest.fixture
+def ring(tmp_path):
+    return tmp_path / "flight" / "1-rank0.ring"
+
+
+def test_an_entry_comes_back_as_it_was(ring):
+    record = Flight(ring, {"rank": 3, "host": "wörld"})
+    record.step = 640
+    outer = record.enter("step", "step 641", "epoch 2")
+    inner = record.enter("collective", "all-reduce", "[10, 3] float32", waits=True, numbered=True)
+    record.leave(inner)
+    record.mark("resumed", "from 000012")
+    told = read(ring)
+    assert told.facts["rank"] == 3 and told.facts["host"] == "wörld"
+    assert [(e.kind, e.what, e.detail, e.waits, e.operation, e.step) for e in told.entries] == [
+        ("step", "step 641", "epoch 2", False, 0, 640),
+        ("collective", "all-reduce", "[10, 3] float32", True, 1, 640),
+        ("mark", "resumed", "from 000012", False, 0, 640),
+    ]
+    step, collective, mark = told.entries
+    assert step.left == 0 < step.entered <= collective.entered <= collective.left <= mark.entered
+    assert all(e.where.startswith("tests/unit/test_flight.py:") for e in told.entries)  # not a line of the library's
+    record.leave(outer)
+    assert read(ring).entries[0].left >= mark.entered and record.open == []
+
+
+def test_only_the_newest_entries_stay(ring):
+    record = Flight(ring, slots=16)
+    for number in range(100):
+        with record.during("data", f"batch {number}"):
+            pass
+    assert [e.what for e in read(ring).entries] == [f"batch {number}" for number in range(84, 100)]
+
+
+def test_what_was_inside_ends_with_its_outside(ring):
+    record = Flight(ring)
+    outer = record.enter("save", "saving")
+    record.enter("collective", "gather", waits=True)
+    record.leave(outer)
+    assert record.open == [] and all(e.left for e in read(ring).entries)
+    record.enter("step", "step 1")
+    record.enter("data", "next batch")
+    record.unwind(0)
+    assert record.open == []
+
+
+def test_a_mark_is_no_progress(ring):
+    record = Flight(ring)
+    record.progress = 5.0
+    record.mark("SIGTERM")
+    assert record.progress == 5.0
+
+
+def test_the_first_last_words_stay(ring):
+    record = Flight(ring)
+    assert read(ring).words == {}
+    record.words("exception", "die Platte ist voll: 磁盘已满 " * 500, type="OSError")
+    record.words("ended", "")
+    words = read(ring).words
+    assert (
+        words["kind"] == "exception"
+        and words["type"] == "OSError"
+        and words["text"].startswith("die Platte ist voll: 磁")
+    )
+
+
+def test_the_pulse_and_later_facts(ring):
+    record = Flight(ring, {"run": ""})
+    record.describe(run="token")
+    record.pulse(Pulse(1.5, 2.5, 3, 4, 5))
+    told = read(ring)
+    assert told.facts["run"] == "token" and told.pulse == Pulse(1.5, 2.5, 3, 4, 5)
+
+
+def test_facts_that_are_too_long_do_not_hide_who_it_is(ring):
+    Flight(ring, {"rank": 7, "script": "x" * 20_000})
+    assert read(ring).facts["rank"] == 7
+
+
+def test_a_killed_writer_leaves_everything(ring):
+    code = (
+        "import os, sys; from pathlib import Path; from ppfleet.flight import Flight\n"
+        f"record = Flight(Path({str(ring)!r}), {{'rank': 1}})\n"
+        "for number in range(1000):\n"
+        "    entry = record.enter('collective', f'number {number}', numbered=True); record.leave(entry)\n"
+        "record.enter('save', 'saving')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    told = read(ring)
+    assert told.entries[-1].what == "saving" and told.entries[-1].left == 0 and told.entries[-2].what == "number 999"
+
+
+@pytest.mark.parametrize("content", [b"", b"PPFLEET1", b"x" * 100_000])
+def test_something_else_is_no_ring(tmp_path, content):
+    (tmp_path / "a.ring").write_bytes(content)
+    with pytest.raises(ValueError, match="no flight record"):
+        read(tmp_path / "a.ring")
+
+
+def test_rings_of_earlier_starts_do_not_pile_up(tmp_path):
+    for number in range(20):
+        Flight(tmp_path / f"{number:013d}-rank1.ring", slots=8)
+    Flight(tmp_path / "0000000000000-rank11.ring", slots=8)
+    assert len(list(tmp_path.glob("*-rank1.ring"))) == flight.KEPT
+    assert (tmp_path / "0000000000019-rank1.ring").exists() and (tmp_path / "0000000000000-rank11.ring").exists()
+
+
+def test_a_full_disk_is_an_error_at_once_and_no_signal_later(ring, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        Flight(ring)
+
+
+def test_every_kind_fits(ring):
+    record = Flight(ring)
+    for kind in KINDS:
+        record.leave(record.enter(kind, "w" * 200, "d" * 200))
+    assert [e.kind for e in read(ring).entries] == list(KINDS)

@@ -1,0 +1,120 @@
+"""Who is stuck: the verdict over what all ranks say of themselves."""
+
+from dataclasses import replace
+
+import pytest
+
+from ppfleet.judge import Beat, Limits, judge, listed
+
+LIMITS = Limits(stall=25, long=600)
+NOW = 1000.0
+
+
+def name(rank):
+    return f"rank {rank} on host{rank}"
+
+
+def verdict(*beats, limits=LIMITS):
+    return judge(beats, NOW, limits, name)
+
+
+def waiting(rank, seconds, operation=1284, what="all-reduce of gradients", kind="collective", **more):
+    return Beat(rank, NOW - 0.5, operation, kind, what, "[10] float32", "train.py:66", True, seconds, seconds, **more)
+
+
+def working(rank, seconds, operation=1283, **more):
+    kind = more.pop("kind", "step")
+    return Beat(rank, NOW - 0.5, operation, kind, more.pop("what", "step 641"), idle=seconds, step=640, **more)
+
+
+def test_all_is_well():
+    assert verdict(waiting(0, 3), working(1, 4)) is None
+    assert verdict(waiting(0, 24), working(1, 24)) is None
+    assert verdict(working(0, 500), working(1, 500)) is None  # long, but nobody waits
+
+
+def test_the_late_one_is_named_with_its_line_and_those_who_wait():
+    told = verdict(
+        waiting(0, 26, step=640), waiting(1, 28, step=640), waiting(2, 27, step=640),
+        working(3, 30.6, at="`evaluate` (tools/train.py:71)"),
+    )  # fmt: skip
+    assert told.kind == "stall" and told.culprit == 3
+    assert told.text == (
+        "rank 3 on host3 has been in `evaluate` (tools/train.py:71) for 31 s while ranks 0–2 wait in "
+        "all-reduce of gradients #1284 ([10] float32, step 640, train.py:66)"
+    )
+
+
+def test_of_several_late_ones_the_one_that_stands_still_longest():
+    told = verdict(waiting(0, 26), working(1, 2), working(2, 27), working(3, 5))
+    assert told.culprit == 2
+
+
+def test_a_rank_that_is_late_in_data_or_saving_is_told_so():
+    told = verdict(waiting(0, 26), working(1, 26, kind="data", what="next batch", where="train.py:60"))
+    assert "has been in next batch (train.py:60) for 26 s" in told.text
+
+
+def test_a_section_through_the_store_may_take_longer():
+    beats = [
+        working(0, 300, 1284, kind="work", what="saving", long=True),
+        waiting(1, 300, kind="meeting", what="saving"),
+    ]
+    assert verdict(*beats) is None
+    beats = [
+        working(0, 601, 1284, kind="work", what="saving", long=True),
+        waiting(1, 601, kind="meeting", what="saving"),
+    ]
+    assert verdict(*beats).culprit == 0
+
+
+def test_a_rank_that_does_not_answer():
+    silent = replace(working(1, 0), heard=NOW - 26)
+    told = verdict(working(0, 1), silent)
+    assert (
+        told.culprit == 1 and "has not answered for 26 s (its process is stopped, or its Python is blocked" in told.text
+    )
+    assert verdict(working(0, 1), replace(silent, long=True)) is None  # it saves, perhaps holding Python up
+    assert verdict(working(0, 1), replace(silent, heard=NOW - 601, long=True)).culprit == 1
+
+
+def test_a_stopped_rank_that_last_said_it_was_waiting_is_still_the_late_one():
+    """Its last word came from inside of a collective, which it will never leave; the others wait in the next."""
+    stopped = replace(waiting(1, 0.1, operation=1283), heard=NOW - 26)
+    told = verdict(waiting(0, 25.5), stopped)
+    assert told.kind == "stall" and told.culprit == 1 and "network" not in told.text
+    same = replace(waiting(1, 0.1), heard=NOW - 26)
+    assert verdict(waiting(0, 25.9), same).culprit == 1
+
+
+def test_everybody_in_the_same_operation_is_nobodys_fault():
+    told = verdict(waiting(0, 26), waiting(1, 26))
+    assert told.kind == "stall" and told.culprit == -1 and "the network between them fails" in told.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"what": "broadcast"}, {"operation": 1285}, {"detail": "[11] float32"}, {"what": "evaluation", "kind": "meeting"}],
+)
+def test_ranks_that_wait_in_different_operations_are_found_long_before_the_limit(other):
+    told = verdict(waiting(0, 3), replace(waiting(1, 3), **other))
+    assert told.kind == "mismatch" and told.culprit == -1
+    assert "rank 0 on host0 waits in all-reduce of gradients #1284" in told.text and "rank 1 on host1 in " in told.text
+    assert verdict(waiting(0, 0.5), replace(waiting(1, 3), **other)) is None  # it may just be leaving
+    assert verdict(waiting(0, 3), replace(waiting(1, 3), heard=NOW - 5, **other)) is None  # that was 5 s ago
+
+
+def test_a_rank_that_does_nothing_though_nobody_waits():
+    idle = working(1, 601, kind="data", what="next batch", busy=0.0)
+    told = verdict(working(0, 1), idle)
+    assert told.culprit == 1 and "has been in next batch for 60" in told.text
+    assert verdict(working(0, 1), replace(idle, busy=0.9)) is None  # it computes
+    assert verdict(replace(idle, rank=0)).culprit == 0  # alone, too
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shown"),
+    [([2], "rank 2"), ([0, 1], "ranks 0, 1"), ([0, 1, 2, 5], "ranks 0–2 and 5"), ([3, 1, 7], "ranks 1, 3 and 7")],
+)
+def test_ranks_are_listed_as_a_person_would(ranks, shown):
+    assert listed(ranks) == shown

@@ -3,7 +3,8 @@
     python benchmarks/overhead.py                 # 1 and 2 ranks, batch 16, 64x64, MobileNetV3-small
 
 Both loops are alive in the same processes and take turns, so that a noisy machine disturbs both alike; the figure is
-the median over pairs of neighbouring steps. Then the time and size of a checkpoint against `paddle.save`.
+the median over pairs of neighbouring steps. A third loop is the job's with flight record, watch and comparison of
+weights turned off. Then the time and size of a checkpoint against `paddle.save`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+NOTHING = type("Entry", (), {"operation": 0, "what": ""})()
 
 
 def main() -> int:
@@ -114,15 +117,17 @@ def measure(arguments: argparse.Namespace) -> int:
             plain_optimizer.clear_grad()
             yield
 
-    loops = {"job": through_job(), "hand": by_hand()}
+    steps = through_job()
+    loops = {"job": steps, "bare": steps, "hand": by_hand()}
     times = {name: [] for name in loops}
     for pair in range(arguments.pairs + 10):
-        for name in ("job", "hand") if pair % 2 else ("hand", "job"):
+        for name in ("job", "bare", "hand") if pair % 2 else ("hand", "bare", "job"):
+            watched(job, name != "bare")
             began = time.perf_counter()
             next(loops[name])
             if pair >= 10:  # the first steps allocate
                 times[name].append(time.perf_counter() - began)
-    loops["job"].close()
+    steps.close()
 
     saves = {"job": [], "paddle": []}
     for _ in range(7):
@@ -136,12 +141,17 @@ def measure(arguments: argparse.Namespace) -> int:
         saves["paddle"].append(time.perf_counter() - began)
     if job.world.first:
         checkpoint = (scratch / "run/checkpoints/latest").resolve()
-        quarters = statistics.quantiles([a / b for a, b in zip(times["job"], times["hand"])], n=4)
+        quarters = {
+            other: statistics.quantiles([a / b for a, b in zip(times["job"], times[other])], n=4)
+            for other in ("hand", "bare")
+        }
         result = {
             "ranks": job.world.size,
             "step_ms": {name: 1000 * statistics.median(values) for name, values in times.items()},
             "ratio": statistics.median(times["job"]) / statistics.median(times["hand"]),
-            "ratio_of_pairs": {"median": quarters[1], "quartiles": [quarters[0], quarters[2]]},
+            "ratio_of_pairs": {
+                other: {"median": middle, "quartiles": [low, high]} for other, (low, middle, high) in quarters.items()
+            },
             "save_ms": {name: 1000 * statistics.median(values) for name, values in saves.items()},
             "save_mb": {
                 "job": sum(part.stat().st_size for part in checkpoint.iterdir()) / 1e6,
@@ -154,12 +164,35 @@ def measure(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def watched(job, on: bool) -> None:
+    """Turn flight record, watch and comparison of weights on or off."""
+    flight, watch, exchange = job.flight, job.comm.watch, job._stepper.exchange
+    parts = (
+        (flight, {"enter": lambda *_, **__: NOTHING, "leave": lambda *_: None}),
+        (watch, {"_pulse": lambda: None, "_tell": lambda: None, "_look": lambda now: None, "_hear": time.sleep}),
+        (exchange, {"_probe": lambda: ("", 0)}),
+    )
+    for owner, stubs in parts:
+        for name, stub in stubs.items():
+            if on:
+                vars(owner).pop(name, None)  # the class's own again
+            else:
+                setattr(owner, name, stub)
+    flight.open.clear()
+
+
 def show(result: dict) -> None:
     step, save, size = result["step_ms"], result["save_ms"], result["save_mb"]
-    median, (low, high) = result["ratio_of_pairs"]["median"], result["ratio_of_pairs"]["quartiles"]
+    ratio = {
+        other: "ratio {:.3f} (quartiles {:.3f} to {:.3f} of {} pairs)".format(
+            told["median"], *told["quartiles"], result["pairs"]
+        )
+        for other, told in result["ratio_of_pairs"].items()
+    }
     print(
         f"{result['ranks']} rank(s): step {step['job']:.1f} ms through Job, {step['hand']:.1f} ms by hand; "
-        f"ratio {median:.3f} (quartiles {low:.3f} to {high:.3f} of {result['pairs']} pairs)\n"
+        f"{ratio['hand']}\n"
+        f"  without flight record and watch {step['bare']:.1f} ms: {ratio['bare']}\n"
         f"  save {save['job']:.0f} ms, {size['job']:.1f} MB (flushed, hashed, read back, and latest.pdparams); "
         f"paddle.save {save['paddle']:.0f} ms, {size['paddle']:.1f} MB",
         flush=True,

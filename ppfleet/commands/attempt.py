@@ -47,8 +47,9 @@ class Rank:
 
     @property
     def text(self) -> str:
-        """The first line of its last words."""
-        return (str(self.words.get("text", "")).strip().splitlines() or [""])[0]
+        """The first line of its last words, with the list that it announces."""
+        lines = str(self.words.get("text", "")).strip().splitlines() or [""]
+        return " ".join(line.strip() for line in lines)[:500] if lines[0].endswith(":") else lines[0]
 
     @cached_property
     def entries(self) -> list[Entry]:

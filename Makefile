@@ -17,7 +17,7 @@ MODE ?= lite_train_lite_infer
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS)
 
-.PHONY: help demo tipc test test-all test-paddle26 bench lint format debian-packages clean
+.PHONY: help demo tipc test test-all test-paddle26 chaos bench lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -46,6 +46,12 @@ test-all: $(VENV) ## everything, the slow tests too
 
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
 	$(PY26) $(PYTEST) -m "not slow"
+
+chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with plain Paddle (root; about 80 minutes)
+	$(PY) -m tests.faults.chaos kills --count 200
+	$(PY) -m tests.faults.chaos faults --count 100
+	$(PY) -m tests.faults.chaos table
+	$(PY) -m tests.faults.chaos write docs/reliability.md docs/reliability_cn.md
 
 bench: $(VENV)   ## speed, side by side with the hand-written loop
 	$(PY) benchmarks/overhead.py

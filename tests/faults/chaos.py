@@ -30,6 +30,7 @@ import psutil
 
 from ppfleet import checkpoint, flight
 from ppfleet.commands import cause
+from ppfleet.errors import CheckpointError
 from tests.harness import ROOT, free_ports
 from tests.hosts import namespaces
 
@@ -53,7 +54,7 @@ class Job:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "FLAGS_", "GLOO_"))}
         env.update(OMP_NUM_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore", CHAOS=self.mark)
         self.launchers, self.files = [], []
-        for number, words in enumerate(hosts):
+        for number, words in enumerate(hosts[: plan.get("hosts_that_come")]):
             self.files.append((place / f"host{number}.out").open("w+"))
             command = [*words, *self._launch(number, len(hosts), ranks // len(hosts)), str(VICTIM), str(place / "run")]
             if not before:
@@ -181,11 +182,21 @@ def reference(scratch: Path, plan: dict, ranks: int) -> str:
     return weights(place)
 
 
+def torn(place: Path) -> int:
+    """Checkpoints that do not verify."""
+    count = 0
+    for path in (place / "run/checkpoints").glob("0*"):
+        try:
+            checkpoint.verify(path)
+        except CheckpointError as failure:
+            print(f"torn: {failure}", flush=True)
+            count += 1
+    return count
+
+
 def saved_step(place: Path) -> int:
-    """How far the newest checkpoint is; a torn one under a checkpoint's name fails here."""
+    """How far the newest checkpoint is."""
     root = place / "run/checkpoints"
-    for path in root.glob("0*"):
-        checkpoint.verify(path)
     found = checkpoint.newest(root)
     return json.loads((found.path / "state.json").read_text())["step"] if found.path else 0
 
@@ -197,7 +208,17 @@ def kills(count: int, seed: int, scratch: Path) -> dict:
     """SIGKILL to any rank or to the launcher at any moment, start and saves included, until `count` were made."""
     choose = random.Random(seed)
     plan = {"kind": "none", "rank": 0, "step": 0, "epochs": 4, "save_every": SAVE_EVERY, "pause": 0.02}
-    told = {"kills": 0, "runs": 0, "same": 0, "left": 0, "most_lost": 0, "in_save": 0, "before_step_1": 0, "gone": []}
+    told = {
+        "kills": 0,
+        "runs": 0,
+        "same": 0,
+        "left": 0,
+        "most_lost": 0,
+        "torn": 0,
+        "in_save": 0,
+        "before_step_1": 0,
+        "gone": [],
+    }
     chain = 0
     while told["kills"] < count:
         chain += 1
@@ -227,6 +248,7 @@ def kills(count: int, seed: int, scratch: Path) -> dict:
             done = max((e.step for r in job.records().values() for e in r.entries), default=0)
             lost = max(0, done - saved_step(place))
             told["most_lost"] = max(told["most_lost"], lost)
+            told["torn"] += torn(place)
             assert codes[0] != 0, f"seed {seed}, chain {chain}: exit code 0 after a kill"
             assert lost <= SAVE_EVERY, f"seed {seed}, chain {chain}: {lost} steps lost"
         assert codes == [0], job.output()[-3000:]
@@ -305,6 +327,11 @@ def faults(count: int, seed: int, scratch: Path, only: str = "") -> list[dict]:
     """Random faults, each into a job of its own; what `why` says of it, and whether it resumes to the same bits."""
     choose = random.Random(seed)
     known = [fault for fault in FAULTS if not only or fault.name in only.split(",")]
+    if why := no_memory_limits():
+        known = [fault for fault in known if fault.name != "memory"]
+        print(f"without `memory`: {why}")
+    if why := namespaces.missing():
+        print(f"on one host alone: {why}")
     two = not namespaces.missing()
     results = []
     for number in range(count):
@@ -364,6 +391,8 @@ def one(fault: Fault, hosts: int, ranks: int, choose: random.Random, scratch: Pa
     told["lost"] = max(0, done - saved_step(place)) if fault.name not in ("port", "slow") else 0
     if told["lost"] > (0 if fault.name.startswith("term") else SAVE_EVERY):
         problems.append(f"{told['lost']} steps lost")
+    if torn(place):
+        problems.append("a torn checkpoint")
     if fault.resumes and not problems:
         problems += resume(place, plan, ranks, scratch)
     told["problems"], told["ok"] = problems, not problems
@@ -442,10 +471,23 @@ def from_outside(kind: str, job: Job, plan: dict, before, stack: ExitStack) -> N
         top.send_signal(signal.SIGKILL if kind == "kill-launcher" else signal.SIGTERM)
 
 
+def _memory_group() -> Path:
+    """Where a control group for this process's children could be; control groups of the first kind alone."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line.split(":")[2] for line in lines if ":memory:" in line), "")
+    return Path(f"/sys/fs/cgroup/memory{own}/chaos{os.getpid()}")
+
+
+def no_memory_limits() -> str:
+    """Why a process cannot be given less memory here."""
+    if not os.access(_memory_group().parent, os.W_OK):
+        return "needs root and a memory control group (version 1) to run out of"
+    return ""
+
+
 def _limit_memory(process: psutil.Process, stack: ExitStack) -> None:
     """Move it to a control group that has not much more than it uses now."""
-    own = next(line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line)
-    group = Path(f"/sys/fs/cgroup/memory{own}/chaos{os.getpid()}")
+    group = _memory_group()
     group.mkdir(exist_ok=True)
     stack.callback(group.rmdir)
     (group / "memory.limit_in_bytes").write_text(str(process.memory_info().rss + (200 << 20)))
@@ -476,7 +518,7 @@ SIDE_BY_SIDE = {
     "SIGSTOP of a rank": ("stop", {}),
     "rank 0 busy for 45 s": ("stall", {"rank": 0, "seconds": 45}),
     "the launcher is killed": ("kill-launcher", {}),
-    "a host never joins (`--ips`)": ("missing", {}),
+    "a host never joins (`--ips`)": ("missing", {"hosts_that_come": 1}),
     "one batch fewer on one rank": ("uneven", {}),
     "other shape of a parameter": ("other-shape", {}),
     "other learning rate on one rank": ("rate", {}),
@@ -489,7 +531,7 @@ def _side(kind: str, plan: dict, place: Path, seconds: float) -> str:
     plan = {"kind": kind, "rank": 3, "step": 12, "epochs": 6, **plan}
     with ExitStack() as stack:
         before = stack.enter_context(namespaces.two_hosts("right"))
-        job = Job(place, plan, 4, before[:1] if kind == "missing" else before)
+        job = Job(place, plan, 4, before)
         stack.callback(job.end)
         job.wait_for_step(1 if kind == "other-shape" else plan["step"], 60 if kind != "missing" else 0)
         began = time.monotonic()
@@ -544,16 +586,55 @@ def summary(results: list[dict]) -> list[str]:
     return [*lines, f"| all | {len(results)} | {good} | | |"]
 
 
+def write(output: Path, pages: list[Path]) -> None:
+    """Put what the last runs gave into the pages, between the marks."""
+    blocks = {}
+    for name, form in (("kills", _kills_lines), ("faults", summary), ("table", _table_lines)):
+        if (path := output / f"{name}.json").exists():
+            told = json.loads(path.read_text())
+            blocks[name] = "\n".join(form(told["results"])) + f"\n\n(`chaos {name}`, seed {told['seed']})"
+    for page in pages:
+        text = page.read_text()
+        for name, block in blocks.items():
+            begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+            before, _, rest = text.partition(begin)
+            text = f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}"
+        page.write_text(text)
+
+
+def _kills_lines(told: dict) -> list[str]:
+    gone = sorted(told["gone"])
+    columns = {
+        "kills": f"{told['kills']} ({told['in_save']} during a save, {told['before_step_1']} before the first step)",
+        "runs": told["runs"],
+        "ended with the undisturbed run's SHA-256": told["same"],
+        "torn checkpoints": told["torn"],
+        f"most steps lost (saved every {SAVE_EVERY})": told["most_lost"],
+        "processes left": told["left"],
+        "seconds until all ranks had ended (median, longest)": f"{statistics.median(gone):.1f}, {gone[-1]:.1f}",
+    }
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", f"| {' | '.join(map(str, columns.values()))} |"]
+
+
+def _table_lines(rows: list[dict]) -> list[str]:
+    lines = ["| fault | plain Paddle | ppfleet |", "|---|---|---|"]
+    return lines + [f"| {r['fault']} | {r['plain']} | {r['ppfleet']} |".replace("\n", " ") for r in rows]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "faults", "table"])
+    parser.add_argument("what", choices=["kills", "faults", "table", "write"])
+    parser.add_argument("pages", nargs="*", type=Path, help="with write: the pages that show the results")
     parser.add_argument("--count", type=int, default=24, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="repeats a run (default: a new one)")
     parser.add_argument("--only", default="", help="faults of these names alone, such as kill,nan")
     parser.add_argument("--output", default="output/chaos", help="where figures go, as JSON (default: %(default)s)")
     o = parser.parse_args()
-    print(f"{o.what}: seed {o.seed}", flush=True)
     output = Path(o.output)
+    if o.what == "write":
+        write(output, o.pages)
+        return 0
+    print(f"{o.what}: seed {o.seed}", flush=True)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
         if o.what == "kills":

@@ -235,7 +235,9 @@ def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path):
     running = start(evaluates, 2, tmp_path / "out", str(tmp_path / "run"), str(marker))
     rings = tmp_path / "run/flight"
     deadline = time.monotonic() + 60
-    while not any(e.what == "next batch of the evaluation" for r in rings.glob("*.ring") for e in flight.read(r).entries):
+    while not any(
+        e.what == "next batch of the evaluation" for r in rings.glob("*.ring") for e in flight.read(r).entries
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     began = time.monotonic()

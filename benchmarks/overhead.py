@@ -169,7 +169,7 @@ def watched(job, on: bool) -> None:
     flight, watch, exchange = job.flight, job.comm.watch, job._stepper.exchange
     parts = (
         (flight, {"enter": lambda *_, **__: NOTHING, "leave": lambda *_: None}),
-        (watch, {"_pulse": lambda: None, "_tell": lambda: None, "_look": lambda now: None, "_hear": time.sleep}),
+        (watch, {"_tell": lambda: None, "_look": lambda now: None, "_hear": lambda: time.sleep(0.25)}),
         (exchange, {"_probe": lambda: ("", 0)}),
     )
     for owner, stubs in parts:

@@ -80,8 +80,9 @@ class Comm:
         news = rollcall.call(world, rollcall.facts(paddle.__version__), _patience(), news)
         self.flight.describe(run=news["run"])
         self.watch.start(news["run"], news["watch"])
-        _await_master(world)
-        dist.init_parallel_env()
+        with self.flight.during("start", "init_parallel_env", waits=True):
+            _await_master(world)
+            dist.init_parallel_env()
         self._store = paddle.base.core.create_or_get_global_tcp_store()
         _send_at_once(world)
 

@@ -27,7 +27,7 @@ SUFFIX = ".ring"
 KEPT = 8  # rings of one rank that stay in a directory
 
 # What an entry is about. A collective waits in gloo or NCCL, a meeting on the store; work is rank 0's meanwhile.
-KINDS = ("mark", "collective", "meeting", "work", "data", "step", "save", "export", "evaluate")
+KINDS = ("mark", "collective", "meeting", "work", "data", "step", "save", "export", "evaluate", "start")
 
 _FACTS, _PULSE, _WORDS, _SLOTS = 0, 8192, 12288, 28672  # where each part begins
 _LENGTH = struct.Struct("<I")
@@ -52,6 +52,7 @@ class Entry:
     what: str
     where: str  # file:line of the user's code
     detail: str  # shape and dtype of a collective, place in training of a step, the text of a mark
+    began: float = 0.0  # the same as `entered` by a clock that nobody sets; not stored
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Flight:
         self.path, self.slots = path, slots
         self.step = 0  # kept by the stepper, copied into each entry
         self.operations = 0
-        self.progress = time.time()  # when the last entry was entered or left
+        self.progress = time.monotonic()  # when the last entry was entered or left
         self.open: list[Entry] = []  # what this rank is in, the innermost last
         self._next = 1
         self._places: dict[tuple[Any, int], bytes] = {}
@@ -114,15 +115,16 @@ class Flight:
         if numbered:
             self.operations += 1
         operation = self.operations if numbered else 0
-        entry = Entry(self._next, now, 0.0, self.step, operation, kind, waits, what, "", detail)
-        self._next += 1
         place = self._place()
+        self.progress = time.monotonic()
+        entry = Entry(
+            self._next, now, 0.0, self.step, operation, kind, waits, what, place.decode(), detail, self.progress
+        )
+        self._next += 1
         _SLOT.pack_into(
             self._map, self._at(entry), entry.number, now, 0.0, self.step, operation, KINDS.index(kind), waits,
             what.encode()[:48], place, detail.encode()[:88],
         )  # fmt: skip
-        object.__setattr__(entry, "where", place.decode())
-        self.progress = now
         self.open.append(entry)
         return entry
 
@@ -134,7 +136,7 @@ class Flight:
             _LEFT.pack_into(self._map, self._at(last) + _LEFT_AT, now)
             if last is entry:
                 break
-        self.progress = now
+        self.progress = time.monotonic()
 
     def unwind(self, depth: int) -> None:
         """Leave everything that was entered since there were `depth` open entries."""

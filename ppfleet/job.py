@@ -19,7 +19,7 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import paddle
 from paddle import nn
@@ -27,7 +27,7 @@ from paddle import nn
 import ppfleet
 from ppfleet import checkpoint, log, pdparams, rundir, state
 from ppfleet.comm import Comm, choose_device
-from ppfleet.errors import PREEMPTED, CheckpointError, FleetError, Preempted
+from ppfleet.errors import PREEMPTED, CheckpointError, FleetError
 from ppfleet.evaluation import SAMPLES, measure
 from ppfleet.export import export
 from ppfleet.files import disk_message
@@ -291,15 +291,15 @@ class Job:
             self._left = not over
             self.comm.watch.in_loop = self._in_epochs
 
-    def _preempt(self) -> None:
+    def _preempt(self) -> NoReturn:
         """All ranks are here, after the same step: one checkpoint, and the end."""
         if self._saved != (self.step, self._position):
             self.save()
-        self.flight.words("preempted", f"SIGTERM: saved at step {self.step}")
         text = f"ending after SIGTERM: saved at step {self.step}; the same command goes on from there"
         log.info(f"{text} (exit code {PREEMPTED})")
-        self.close()
-        raise Preempted(text)
+        if self._board is not None:
+            self._board.close()
+        self.comm.watch.preempted("preempted", text)
 
     def backward(self, loss: Any) -> None:
         """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
@@ -335,18 +335,23 @@ class Job:
             totals = measure(model, loader, metrics, self.world.first, self.comm)
             everybodys = self.comm.gather(totals.to_json() if totals else None, "evaluation")
         if None in everybodys:
-            # Some rank was asked to end, and all know it from here. Nothing of this evaluation counts: after the resume
-            # it is made again, by a loop over steps of which none is left.
-            if self._stepper is not None and self._finished is not None:
-                self.epoch, self._position = self._finished
-                self._preempt()
-            raise Preempted("SIGTERM in an evaluation outside of training: nothing to save")
+            self._preempt_evaluation()
         whole = Totals.merged(everybodys)
         scores: dict[str, float] = {**whole.means(), SAMPLES: round(whole.total(SAMPLES))}
         log.info("eval: " + ", ".join(f"{name}: {log.number(value)}" for name, value in scores.items()))
         if self.world.first:
             self.board.add(self.step, {f"eval/{name}": value for name, value in scores.items()})
         return scores
+
+    def _preempt_evaluation(self) -> NoReturn:
+        """Some rank was asked to end, and all know it. Nothing of this evaluation counts; one after an epoch is made
+        again after the resume, by a loop over steps of which none is left."""
+        stepper = self._stepper
+        if stepper is not None and self.comm.watch.in_loop and not stepper.done and not stepper.torn:
+            if self._finished is not None:
+                self.epoch, self._position = self._finished
+            self._preempt()
+        self.comm.watch.preempted("terminated", "SIGTERM in an evaluation where nothing could be saved")
 
     # Checkpoints and export
 
@@ -482,6 +487,7 @@ class Job:
         if self._board is not None:
             self._board.close()
         self._run.release()
+        self.comm.watch.close()
 
     # Details
 

@@ -71,7 +71,7 @@ def judge(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int
 
 def _different_ways(beats: Sequence[Beat], now: float, name: Callable[[int], str]) -> Verdict | None:
     """Two ranks wait, each in an operation that the other is not in: neither will ever come."""
-    stuck = [b for b in beats if b.waits and b.waited(now) > _SURE and now - b.heard < _FRESH]
+    stuck = [b for b in beats if b.waits and b.waited(now) > _SURE and now - b.heard < _FRESH and b.kind != "start"]
     for other in stuck[1:]:
         first = stuck[0]
         if (first.operation, first.what, first.detail) != (other.operation, other.what, other.detail):
@@ -87,7 +87,7 @@ def _different_ways(beats: Sequence[Beat], now: float, name: Callable[[int], str
 def _late(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
     """Somebody has waited too long: the one who is late has not come to that operation."""
     heard = [b for b in beats if b.waits and now - b.heard < _FRESH]
-    waiting = [b for b in heard if b.waited(now) > (limits.long if b.kind == "meeting" else limits.stall)]
+    waiting = [b for b in heard if b.waited(now) > (limits.stall if b.kind == "collective" else limits.long)]
     if not waiting:
         return None
     first = max(waiting, key=lambda b: b.operation)

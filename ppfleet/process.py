@@ -1,15 +1,19 @@
-"""What Linux and Python say of a process: which machine, how it ended, where its code is. Pure."""
+"""What Linux and Python say of a process: which machine, how it is, how it ended, where its code is. Pure."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from ppfleet.flight import short, users
+import psutil
+
+from ppfleet.flight import Pulse, short, users
 
 _LAUNCHERS = ("paddle.distributed.launch", "fleetrun")
 
@@ -70,3 +74,55 @@ def launcher() -> int:
     except OSError:
         return 0
     return os.getppid() if any(name in words for name in _LAUNCHERS) else 0
+
+
+class Vitals:
+    """How this process is."""
+
+    def __init__(self) -> None:
+        self.oom_kills = oom_kills()  # when it was last looked at
+        self._process = psutil.Process()
+        self._idle = (0.0, 0.0, 0.0)  # since when without progress; when that was first seen; CPU seconds by then
+
+    def pulse(self) -> Pulse:
+        self.oom_kills = oom_kills()
+        used = sum(self._process.cpu_times()[:2])
+        memory, available = self._process.memory_info().rss, psutil.virtual_memory().available
+        return Pulse(time.time(), used, memory, available, self.oom_kills)
+
+    def busy(self, progress: float) -> float:
+        """The share of a core that this process and its workers have used since they were first seen idle."""
+        used, now = 0.0, time.monotonic()
+        for each in [self._process, *self._process.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                used += sum(each.cpu_times()[:2])
+        if self._idle[0] != progress:
+            self._idle = (progress, now, used)
+            return 1.0
+        return (used - self._idle[2]) / max(1e-3, now - self._idle[1])
+
+
+def how_it_ended(who: dict[str, Any], oom_before: int) -> dict[str, Any]:
+    """How a process of this host ended: Linux keeps that until its parent has asked."""
+    for _ in range(20) if who.get("boot") == this_host() else ():
+        status, code = process_state(who["pid"])
+        if status in ("Z", "X"):
+            if code & 0x7F:
+                oom = code & 0x7F == signal.SIGKILL and oom_kills() > oom_before
+                return {"how": "killed", "signal": code & 0x7F, **({"oom": True} if oom else {})}
+            return {"how": "exit", "code": code >> 8}
+        if not status:
+            break
+        time.sleep(0.02)
+    return {"how": "silent"}
+
+
+def death(facts: dict[str, Any]) -> str:
+    """The same in words."""
+    if facts["how"] == "killed":
+        number = facts["signal"]
+        name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
+        return f"was killed by {name}" + (", by Linux for want of memory" if facts.get("oom") else "")
+    if facts["how"] == "exit":
+        return f"ended with exit code {facts['code']} and without a word"
+    return "ended without a word (killed?)"

@@ -15,6 +15,7 @@ from ppfleet.commands import late, rings
 from ppfleet.commands.attempt import Attempt, Cause, Rank, clock, label, named, size
 
 _BEAT = 1.5  # seconds that a process may have lived after its last pulse, a bit more than there are between two
+_GRACE = 15.0  # seconds after SIGTERM within which nobody kills
 _AT_ONCE = 3.0  # seconds within which the ranks of a host go together
 _TOLD = ("stall", "mismatch", "lost")  # words of the watch: a finished sentence about a culprit
 _CONSEQUENCES = ("CommError", "Stalled", "SystemExit", "Preempted")
@@ -96,6 +97,13 @@ def _gone(attempt: Attempt) -> Iterator[Cause]:
     """Ranks that ended without a word. What a peer's watch saw of it is better than what can be derived."""
     gone = sorted((rank for rank in attempt.ranks if rank.state == "gone"), key=lambda rank: rank.seen)
     told = {rank.words.get("culprit") for rank in attempt.ranks if rank.said in _TOLD}
+    for rank in gone[:1]:
+        asked = [e.entered for e in rank.record.entries if e.kind == "mark" and e.what == "SIGTERM"]
+        if asked and rank.seen - asked[-1] > _GRACE:
+            at = f"after {rank.seen - asked[-1]:.0f} s without a step boundary{_inside(rank)}"
+            text = f"{rank.name} got SIGTERM and was killed {at}: nothing was saved since the last checkpoint"
+            yield Cause("terminated", text, (rank.number,), rank.seen)
+            return
     if len(gone) > 1 and len(gone) == len(attempt.ranks) and gone[-1].seen - gone[0].seen < _AT_ONCE:
         hosts = {rank.host for rank in gone}
         text = f"all {len(gone)} ranks were gone at once, without a word, at step {gone[0].steps}"

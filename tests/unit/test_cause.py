@@ -513,3 +513,14 @@ def test_straggler(story, more, shown):
 def test_nobody_is_slow_by_few_steps_or_little(story):
     assert story.look(story.train(story.ranks(), 15, work=(0.05, 0.09)) + 1).kind == "running"
     assert story.look(story.train(story.ranks(run="b"), 25, work=(0.05, 0.055)) + 1).kind == "running"
+
+
+def test_killed_because_no_step_boundary_came_after_sigterm(story):
+    first, second = ranks = story.ranks()
+    end = story.train(ranks, 3)
+    for rank in ranks:
+        rank.step(end)
+        rank.at(end + 1).flight.mark("SIGTERM", "SIGTERM came to rank 0")
+        rank.pulse(end + 30)
+    found = story.look(60)
+    assert found.kind == "terminated" and "was killed after 29 s without a step boundary (in " in found.sentence

@@ -23,6 +23,7 @@ _KINDS = {
     "data": "waiting for data",
     "save": "saving",
     "export": "export",
+    "start": "starting",
     "evaluate": "evaluation",
 }
 _AROUND = ("step", "save", "export", "evaluate")  # these may have others inside of them

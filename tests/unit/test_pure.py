@@ -18,6 +18,7 @@ PURE = (
     "flight",
     "judge",
     "process",
+    "star",
 )
 COMMANDS = (
     "guard",

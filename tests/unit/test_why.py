@@ -268,3 +268,12 @@ def test_imports_nothing_of_training():
     code = "import sys, ppfleet.commands.why; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert not {name.partition(".")[0] for name in done.stdout.split()} & {"paddle", "numpy", "safetensors"}
+
+
+def test_every_kind_of_entry_has_a_name_and_a_colour():
+    from ppfleet.commands import timeline
+    from ppfleet.flight import KINDS
+
+    style = timeline._STYLE.read_text()
+    assert set(timeline._KINDS) == set(KINDS) - {"mark"}
+    assert all(f".{kind}{{fill:" in style and style.count(f"--{kind}:#") == 2 for kind in timeline._KINDS)

@@ -118,7 +118,17 @@ class Flight:
         place = self._place()
         self.progress = time.monotonic()
         entry = Entry(
-            self._next, now, 0.0, self.step, operation, kind, waits, what, place.decode(), detail, self.progress
+            self._next,
+            now,
+            0.0,
+            self.step,
+            operation,
+            kind,
+            waits,
+            what,
+            place.decode(errors="ignore"),
+            detail,
+            self.progress,
         )
         self._next += 1
         _SLOT.pack_into(

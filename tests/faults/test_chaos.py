@@ -30,7 +30,7 @@ def test_a_fault_is_found_named_and_survived(scratch, name, hosts):
     if name == "memory" and (lacking := chaos.no_memory_limits()):
         pytest.skip(lacking)
     fault = next(each for each in chaos.FAULTS if each.name == name)
-    told = chaos.one(fault, hosts, 2, random.Random(f"{name} {hosts}"), scratch, f"{name} on {hosts}")
+    told = chaos.one(fault, hosts, 2, random.Random(f"{name} {hosts}"), scratch, f"{name} on {hosts}", slack=4)
     print(told)
     assert told["ok"], told
 

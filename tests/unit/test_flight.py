@@ -135,3 +135,14 @@ def test_every_kind_fits(ring):
     for kind in KINDS:
         record.leave(record.enter(kind, "w" * 200, "d" * 200))
     assert [e.kind for e in read(ring).entries] == list(KINDS)
+
+
+def test_a_long_path_that_is_not_ascii(tmp_path, ring):
+    script = tmp_path / ("训练脚本目录很长的名字" * 6) / "训练.py"
+    script.parent.mkdir()
+    code = compile("def go(record):\n    return record.enter('step', '步' * 30, '第' * 60)", str(script), "exec")
+    names = {}
+    exec(code, names)  # noqa: S102
+    record = Flight(ring)
+    assert names["go"](record).where.endswith("训练.py:2")
+    assert read(ring).entries[0].where.endswith("训练.py:2") and read(ring).entries[0].what == "步" * 16

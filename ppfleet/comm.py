@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import json
 import os
 import secrets
@@ -28,6 +29,7 @@ from ppfleet import errors, log, rollcall
 from ppfleet.errors import CommError, MismatchError, WorldError
 from ppfleet.flight import Entry, Flight
 from ppfleet.judge import Limits
+from ppfleet.process import launcher, was_launched
 from ppfleet.watch import Watch
 from ppfleet.world import World
 
@@ -64,6 +66,7 @@ class Comm:
         self.on_cards = device != "cpu"
         self.flight = flight or Flight()
         self.watch = Watch(world, self.flight, limits)
+        self._compared: set[tuple[str, str]] = set()
         self._store: Any = None
         if world.alone:
             return
@@ -74,6 +77,10 @@ class Comm:
             )
         if not self.on_cards:
             os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+        if was_launched() and launcher() is None:
+            raise WorldError(
+                f"{world.name()} was started by Paddle's launcher, which is gone: nobody would end this job"
+            )
         _check_master(world)
         # The token tells this start of the job from others whose records lie in the same directory.
         news: dict[str, Any] = {"run": secrets.token_hex(6), "watch": self.watch.listen()} if world.first else {}
@@ -82,7 +89,10 @@ class Comm:
         self.watch.start(news["run"], news["watch"])
         with self.flight.during("start", "init_parallel_env", waits=True):
             _await_master(world)
+            # Paddle holds Python up in there, and with it the watch: should a rank die now, this ends the wait.
+            faulthandler.dump_traceback_later(_patience() + 10, exit=True)
             dist.init_parallel_env()
+            faulthandler.cancel_dump_traceback_later()
         self._store = paddle.base.core.create_or_get_global_tcp_store()
         _send_at_once(world)
 
@@ -91,7 +101,7 @@ class Comm:
     def all_reduce(self, tensor: Any, what: str = "all-reduce", checked: bool = True) -> Any:
         """The sum over ranks, in place. There is no mean: divide by a count that was summed as well.
 
-        `checked`: first compare shapes over the store, as gloo would abort on ranks that bring different ones.
+        `checked`: compare new shapes over the store first, as gloo would abort on ranks that bring different ones.
         """
         if self.world.alone:
             return tensor
@@ -117,11 +127,12 @@ class Comm:
         """A collective: in the flight record, of the same shape on all ranks, its failure a sentence."""
         detail = f"{list(tensor.shape)} {str(tensor.dtype).rpartition('.')[2]}"
         with self._operation("collective", what, detail) as entry:
-            if checked:
+            if checked and (what, detail) not in self._compared:
                 brought = self._exchanged(entry, f"{what} {detail}")
                 if len(set(brought)) > 1:
                     shown = "; ".join(f"{each} on {self.world.name(rank)}" for rank, each in enumerate(brought))
                     raise MismatchError(f"the ranks do not bring the same to operation #{entry.operation}: {shown}")
+                self._compared.add((what, detail))  # on all ranks alike; one that brings another later waits here alone
             with self._translated(what, entry.operation):
                 yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 STALLED = 76  # exit code of a rank that the watch ended
-PREEMPTED = 75  # exit code after SIGTERM: a checkpoint was written, start again to go on
+PREEMPTED = 75  # exit code after SIGTERM, with everything saved: start again to go on
 
 
 class FleetError(Exception):
@@ -31,11 +31,11 @@ class Stalled(CommError, SystemExit):
 
 
 class Preempted(SystemExit):
-    """SIGTERM came and the job has been saved, if there was anything to save. Uncaught it is an exit code."""
+    """SIGTERM came: the end. Uncaught it is an exit code: PREEMPTED where all is saved, 143 where it could not be."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, code: int = PREEMPTED) -> None:
         super().__init__(text)
-        self.code = PREEMPTED
+        self.code = code
 
 
 class MismatchError(FleetError):

@@ -9,7 +9,9 @@ newest entries: each an operation with its number, shape, source line, and when 
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import mmap
 import os
 import struct
@@ -35,6 +37,7 @@ _BEAT = struct.Struct("<ddQQQ")  # time, CPU seconds, memory in use, memory avai
 _SLOT = struct.Struct("<QddIIBB48s64s88s")  # number, entered, left, step, operation, kind, waits; what, where, detail
 _LEFT = struct.Struct("<d")
 _LEFT_AT = 16
+_LARGEST = 1 << 26  # bytes that a ring may have
 _PACKAGE, _PYTHON = (str(Path(module).parent) + os.sep for module in (__file__, os.__file__))
 
 
@@ -86,7 +89,7 @@ class Flight:
         self.operations = 0
         self.progress = time.monotonic()  # when the last entry was entered or left
         self.open: list[Entry] = []  # what this rank is in, the innermost last
-        self._next = 1
+        self._numbers = itertools.count(1)  # also for the watch's thread
         self._places: dict[tuple[Any, int], bytes] = {}
         size = _SLOTS + slots * _SLOT.size
         if path is None:
@@ -118,7 +121,7 @@ class Flight:
         place = self._place()
         self.progress = time.monotonic()
         entry = Entry(
-            self._next,
+            next(self._numbers),
             now,
             0.0,
             self.step,
@@ -130,7 +133,6 @@ class Flight:
             detail,
             self.progress,
         )
-        self._next += 1
         _SLOT.pack_into(
             self._map, self._at(entry), entry.number, now, 0.0, self.step, operation, KINDS.index(kind), waits,
             what.encode()[:48], place, detail.encode()[:88],
@@ -163,9 +165,10 @@ class Flight:
 
     def mark(self, what: str, detail: str = "") -> None:
         """Something that happened, without duration."""
-        before = self.progress
-        self.leave(self.enter("mark", what, detail))
-        self.progress = before  # a mark of the watch is no progress of the loop
+        now, number = time.time(), next(self._numbers)
+        words = what.encode()[:48], self._place(), detail.encode()[:88]
+        place = _SLOTS + number % self.slots * _SLOT.size
+        _SLOT.pack_into(self._map, place, number, now, now, self.step, 0, KINDS.index("mark"), False, *words)
 
     def pulse(self, pulse: Pulse) -> None:
         _BEAT.pack_into(self._map, _PULSE, pulse.time, pulse.cpu, pulse.memory, pulse.available, pulse.oom_kills)
@@ -224,19 +227,34 @@ def new_path(directory: Path, rank: int) -> Path:
 
 
 def read(path: Path) -> Record:
-    """What a ring holds, also while its process runs and after it was killed. A ValueError if it is no ring."""
-    data = path.read_bytes()
+    """What a ring holds, also while its process runs and after it was killed. A ValueError if it is no ring, or damaged
+    beyond telling whose it is."""
+    with path.open("rb") as ring:
+        data = ring.read(_LARGEST)
     if data[:8] != MAGIC or len(data) < _SLOTS:
         raise ValueError(f"{path} is no flight record")
-    facts = _get(data, _FACTS + 8, _PULSE)
+    facts, words = _get(data, _FACTS + 8, _PULSE), _get(data, _WORDS, _SLOTS)
+    whole = {name: facts.get(name) for name in ("rank", "size", "pid")}
+    if not all(isinstance(value, int) and 0 <= value < 1 << 22 for value in whole.values()):
+        raise ValueError(f"{path} is damaged: it does not say whose record it is")
+    if not _is_time(facts.get("started")):
+        facts["started"] = 0.0
+    if words and not (_is_time(words.get("time")) and isinstance(words.get("culprit", -1), int)):
+        words = {}
     entries = []
     for start in range(_SLOTS, len(data) - _SLOT.size + 1, _SLOT.size):
         number, entered, left, step, operation, kind, waits, *texts = _SLOT.unpack_from(data, start)
-        if number and kind < len(KINDS):
+        if number and kind < len(KINDS) and _is_time(entered) and _is_time(left):
             what, where, detail = (text.rstrip(b"\0").decode(errors="ignore") for text in texts)
             entries.append(Entry(number, entered, left, step, operation, KINDS[kind], bool(waits), what, where, detail))
     entries.sort(key=lambda entry: entry.number)
-    return Record(path, facts, Pulse(*_BEAT.unpack_from(data, _PULSE)), _get(data, _WORDS, _SLOTS), entries)
+    pulse = Pulse(*_BEAT.unpack_from(data, _PULSE))
+    return Record(path, facts, pulse if _is_time(pulse.time) and math.isfinite(pulse.cpu) else Pulse(), words, entries)
+
+
+def _is_time(value: Any) -> bool:
+    """Seconds since 1970, in this century; 0 stands for never."""
+    return isinstance(value, (int, float)) and (value == 0 or 0 < value < 4.1e9)
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -299,7 +299,7 @@ class Job:
         log.info(f"{text} (exit code {PREEMPTED})")
         if self._board is not None:
             self._board.close()
-        self.comm.watch.preempted("preempted", text)
+        self.comm.watch.preempted(text)
 
     def backward(self, loss: Any) -> None:
         """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
@@ -307,6 +307,7 @@ class Job:
         stepper.backward(loss, self._where())
         if not stepper.done:
             self._position = self._next_position  # from here on a job.save includes the batches of this step
+            self.comm.watch.unsaved = True
             stepper.torn = False
 
     def _report(self, loader: Loader, progress: log.Progress) -> None:
@@ -347,11 +348,11 @@ class Job:
         """Some rank was asked to end, and all know it. Nothing of this evaluation counts; one after an epoch is made
         again after the resume, by a loop over steps of which none is left."""
         stepper = self._stepper
-        if stepper is not None and self.comm.watch.in_loop and not stepper.done and not stepper.torn:
+        if stepper is not None and self.comm.watch.unsaved and not stepper.done and not stepper.torn:
             if self._finished is not None:
                 self.epoch, self._position = self._finished
             self._preempt()
-        self.comm.watch.preempted("terminated", "SIGTERM in an evaluation where nothing could be saved")
+        self.comm.watch.preempted("SIGTERM in an evaluation")
 
     # Checkpoints and export
 
@@ -406,7 +407,7 @@ class Job:
         }
         written = self.comm.on_first(lambda: str(self._write(facts)), "saving of a checkpoint")
         self.best = facts["best"]
-        self._saved = (self.step, self._position)
+        self._saved, self.comm.watch.unsaved = (self.step, self._position), False
         log.info(f"saved {written}" + (f", the best so far: {log.number(score)}" if best else ""))
 
     def _write(self, facts: dict[str, Any]) -> Path:
@@ -487,7 +488,8 @@ class Job:
         if self._board is not None:
             self._board.close()
         self._run.release()
-        self.comm.watch.close()
+        if self.world.alone:
+            self.comm.watch.stop()
 
     # Details
 

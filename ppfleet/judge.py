@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable
 
-# An entry of the flight record in which a rank may legitimately take long while others wait for it on the store.
-LONG = ("meeting", "work", "save", "export", "evaluate")
 BLOCKED = "its process is stopped, or its Python is blocked"
-_SURE = 2.5  # seconds in which two ranks must have stayed where they are before that is called different ways
+_SURE = 2.5  # seconds that two ranks must have been where they are, by their own word, to have gone different ways
+_NEW = 1.5  # seconds, a bit more than between two beats: for that verdict, nothing older counts
+_WORKS = 0.01  # share of a core below which a process does nothing
 _FRESH = 3.0  # seconds after which a beat says nothing about now
 
 
@@ -21,7 +21,7 @@ class Limits:
     """Seconds without progress after which a job is ended."""
 
     stall: float = 25.0  # while others wait in a collective: gloo would abort after 30
-    long: float = 1800.0  # in sections through the store, and where nobody waits and no work is done
+    long: float = 1800.0  # where nobody waits in a collective, and no work is done
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Beat:
     idle: float = 0.0  # since anything began or ended
     at: str = ""  # where the user's code is: `evaluate` (tools/train.py:71)
     step: int = 0
-    long: bool = False  # in a section that may take long
     busy: float = 1.0  # share of a core that it and its workers have used while idle
 
     def waited(self, now: float) -> float:
@@ -71,7 +70,7 @@ def judge(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int
 
 def _different_ways(beats: Sequence[Beat], now: float, name: Callable[[int], str]) -> Verdict | None:
     """Two ranks wait, each in an operation that the other is not in: neither will ever come."""
-    stuck = [b for b in beats if b.waits and b.waited(now) > _SURE and now - b.heard < _FRESH and b.kind != "start"]
+    stuck = [b for b in beats if b.waits and b.age > _SURE and now - b.heard < _NEW and b.kind != "start"]
     for other in stuck[1:]:
         first = stuck[0]
         if (first.operation, first.what, first.detail) != (other.operation, other.what, other.detail):
@@ -98,6 +97,8 @@ def _late(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int
         )
         return Verdict("stall", text)
     culprit = max(late, key=lambda b: b.idled(now))
+    if first.kind != "collective" and now - culprit.heard < _FRESH and culprit.busy >= _WORKS:
+        return None  # through the store, work may take as long as it takes
     ranks = [b.rank for b in heard if b.operation == first.operation]
     others = listed(ranks) + (" wait" if len(ranks) > 1 else " waits")
     if (quiet := now - culprit.heard) > _FRESH:
@@ -109,10 +110,11 @@ def _late(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int
 
 
 def _silent(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
-    """A rank whose host answers, but not its watch: stopped, or Python held up by one call."""
+    """A rank whose host answers, but not its watch: stopped, or Python held up by one call. Nobody waits for it in a
+    collective: that would be `_late`."""
     for beat in beats:
         quiet = now - beat.heard
-        if quiet > (limits.long if beat.long else limits.stall):
+        if quiet > limits.long:
             text = f"{name(beat.rank)} has not answered for {quiet:.0f} s ({BLOCKED}; last seen in {place(beat)})"
             return Verdict("stall", text, beat.rank)
     return None
@@ -121,7 +123,7 @@ def _silent(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[i
 def _idle(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
     """Nobody waits for it, but it neither goes on nor computes: a data set on a dead disk, a worker that hangs."""
     for beat in beats:
-        if not beat.waits and beat.idled(now) > limits.long and beat.busy < 0.01:
+        if beat.kind and not beat.waits and beat.idled(now) > limits.long and beat.busy < _WORKS:
             text = f"{name(beat.rank)} has been in {place(beat)} for {beat.idled(now):.0f} s and does nothing"
             return Verdict("stall", text, beat.rank)
     return None

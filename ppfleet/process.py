@@ -67,13 +67,27 @@ def process_state(pid: int) -> tuple[str, int]:
         return "", 0
 
 
-def launcher() -> int:
-    """The parent, if it is Paddle's launcher."""
+def launcher() -> psutil.Process | None:
+    """Paddle's launcher, if it is anywhere above this process: a shell script may be between."""
     try:
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
-    except OSError:
-        return 0
-    return os.getppid() if any(name in words for name in _LAUNCHERS) else 0
+        for process in psutil.Process().parents():
+            if any(name in word for word in process.cmdline() for name in _LAUNCHERS):
+                return process
+    except psutil.Error:
+        return None
+    return None
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
+def was_launched() -> bool:
+    """Whether Paddle's launcher started this process: it tells each trainer where its logs are."""
+    return all(os.environ.get(name) for name in ("PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT", "PADDLE_LOG_DIR"))
 
 
 class Vitals:

@@ -123,7 +123,7 @@ def open_flight(path: Path, world: World) -> Flight:
         "boot": process.this_host(),
         "pid": os.getpid(),
         "started": time.time(),
-        "launcher": process.launcher(),
+        "launcher": above.pid if (above := process.launcher()) else 0,
         "directory": str(path),
         "script": " ".join(sys.argv)[:500],
     }
@@ -131,7 +131,7 @@ def open_flight(path: Path, world: World) -> Flight:
     try:
         made = Flight(ring, facts)
     except OSError as failure:
-        if failure.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise FleetError(files.disk_message(failure, ring)) from None
         ring.with_suffix(".new").unlink(missing_ok=True)
         log.say(f"no flight record of {world.name()} in {ring.parent}: {failure.strerror}")

@@ -56,7 +56,7 @@ class Star:
         """Rank 0: the port at which the others will find it."""
         host = self.world.master.rpartition(":")[0].strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=self.world.size)
+        self._listener = socket.create_server((host, 0), family=family, backlog=self.world.size + _STRANGERS)
         self._ready.register(self._listener, selectors.EVENT_READ, self._listener)
         return int(self._listener.getsockname()[1])
 
@@ -137,3 +137,10 @@ class Star:
             link.close()
         if self._listener is not None:
             self._listener.close()
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.close()
+        self._ready.close()
+        os.close(self._bell)
+        os.close(self._rope)

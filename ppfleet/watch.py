@@ -15,15 +15,26 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 from ppfleet import log
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
 from ppfleet.flight import Flight
-from ppfleet.judge import BLOCKED, LONG, Beat, Limits, judge, place
-from ppfleet.process import Vitals, death, how_it_ended, launcher, process_state, this_host, user_line, user_place
+from ppfleet.judge import BLOCKED, Beat, Limits, judge, place
+from ppfleet.process import (
+    Vitals,
+    death,
+    how_it_ended,
+    is_gone,
+    launcher,
+    process_state,
+    this_host,
+    user_line,
+    user_place,
+)
 from ppfleet.star import UNREACHABLE, Gone, Star
 from ppfleet.world import World
 
@@ -57,7 +68,10 @@ class Watch:
         self._deadline = self._to_save = float("inf")
         self._bye: dict[str, Any] | None = None
         self._said_bye = threading.Event()
-        self._pid, self._parent = os.getpid(), launcher()
+        self.unsaved = False  # whether there are steps that no checkpoint has
+        self._pid, self._launcher = os.getpid(), launcher()
+        self._trainer = threading.get_ident()
+        self._suspect: tuple[str, float] = ("", 0.0)  # a verdict that the next beats must confirm, and since when
         self._star = Star(world, {"pid": self._pid, "boot": this_host()})
         self._beats = {rank: Beat(rank) for rank in range(world.size)}
         self._vitals = Vitals()
@@ -77,13 +91,15 @@ class Watch:
         self._beats = {rank: Beat(rank, self._began) for rank in self._beats}
         self._star.join(token, port)
         self._thread.start()
-        os.register_at_fork(after_in_child=self._forget)
+        this = weakref.ref(self)  # what is registered there stays for ever
+        os.register_at_fork(after_in_child=lambda: watch._forget() if (watch := this()) else None)
 
     def take_sigterm(self) -> None:
         """From now on SIGTERM means: save at the next step boundary, and end. A handler of the script's own stays."""
         if threading.current_thread() is not threading.main_thread():
             return
-        if callable(own := signal.getsignal(signal.SIGTERM)):
+        own = signal.getsignal(signal.SIGTERM)
+        if callable(own) and getattr(own, "__func__", None) is not Watch._on_sigterm:
             signal.signal(signal.SIGTERM, own)  # Paddle, when it was imported, took it away
             return
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -95,14 +111,14 @@ class Watch:
         self._star.ring()
         if self.doom or any(gone["kind"] == "exception" for gone in self.left.values()):
             raise Stalled("SIGTERM after the job had failed")
-        if not self.in_loop:
-            self.preempted("terminated", "SIGTERM outside of the training loop: nothing to save")
+        if not self.in_loop and not self.unsaved:
+            self.preempted("SIGTERM outside of the training loop: nothing to save")
 
-    def preempted(self, kind: str, text: str) -> NoReturn:
+    def preempted(self, text: str) -> NoReturn:
         """The end after SIGTERM; whoever waits for this rank ends likewise."""
-        self.flight.words(kind, text)
+        self.flight.words("terminated" if self.unsaved else "preempted", text)
         self.close("preempted", text)
-        raise Preempted(text)
+        raise Preempted(text, 128 + signal.SIGTERM if self.unsaved else PREEMPTED)
 
     def check(self, what: str, operation: int = 0) -> None:
         """Raise if the job is doomed, or if a rank has left that this operation would wait for."""
@@ -115,7 +131,7 @@ class Watch:
                 self._taken = True
                 text = f"{what} cannot go on: {self.world.name(rank)} left before it came there ({gone['why'][:500]})"
                 if gone["kind"] == "preempted":
-                    self.preempted("terminated", text)
+                    self.preempted(text)
                 raise CommError(text)
 
     def settled(self, seconds: float, operation: int) -> bool:
@@ -134,6 +150,19 @@ class Watch:
             self._star.ring()
             if self._thread.is_alive():
                 self._said_bye.wait(2.0)
+
+    def stop(self) -> None:
+        """A job that is alone is over, and the process may go on to another."""
+        self.flight.words("ended", "")
+        self.close()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            atexit.unregister(self._leave)
+            self._star.end()
 
     def _leave(self) -> None:
         """At exit: last words."""
@@ -174,7 +203,7 @@ class Watch:
             except Exception:  # noqa: BLE001 - a watch that ended would look like a dead rank to the others
                 if not said and not sys.is_finalizing():
                     said = True
-                    log.say(f"the watch of {self.world.name()} has a fault and goes on: {traceback.format_exc()}")
+                    _say(f"the watch of {self.world.name()} has a fault and goes on: {traceback.format_exc()}")
                 time.sleep(0.25)
             if self._bye is not None:
                 self._star.send(left=self._bye)
@@ -183,8 +212,8 @@ class Watch:
     def _look(self, now: float) -> None:
         """What may have to be done without anybody saying anything."""
         if self.doom is None and self._bye is None:
-            if self._parent and os.getppid() != self._parent:
-                text = f"{self.world.name()} is an orphan: its launcher (process {self._parent}) is gone"
+            if self._launcher is not None and is_gone(self._launcher):
+                text = f"{self.world.name()} is an orphan: its launcher (process {self._launcher.pid}) is gone"
                 self._pronounce(Doom("orphan", text, self.world.rank))
             elif self.world.first:
                 self._judge_others(now)
@@ -192,9 +221,9 @@ class Watch:
                 self._judge_first(now)
         if self.doom is not None and not self._taken and now > self._deadline and self._must_go():
             self._end()
-        if now > self._to_save:
+        if now > self._to_save and not any(entry.kind == "save" for entry in list(self.flight.open)):
             self._to_save = float("inf")
-            log.say(f"no step boundary within {_TO_SAVE:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
+            _say(f"no step boundary within {_TO_SAVE:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
 
     def _judge_others(self, now: float) -> None:
         unseen = set(range(self.world.size)) - set(self._star.who)
@@ -204,14 +233,24 @@ class Watch:
             self._pronounce(Doom("lost", text, rank, {"how": "silent"}))
             return
         present = [beat for rank, beat in self._beats.items() if rank not in self.left]
-        if verdict := judge(present, now, self.limits, self.world.name):
+        verdict = judge(present, now, self.limits, self.world.name)
+        if verdict is not None and verdict.kind == "mismatch" and not self._confirmed(present, now):
+            return
+        if verdict is not None:
             self._pronounce(self._with_state(Doom(verdict.kind, verdict.text, verdict.culprit)))
+
+    def _confirmed(self, beats: list[Beat], now: float) -> bool:
+        """Whether beats that came after the suspicion say the same: a rank may just have been held up for a while."""
+        where = str([(beat.rank, beat.operation, beat.what) for beat in beats if beat.waits])
+        if where != self._suspect[0]:
+            self._suspect = (where, now)
+        return now - self._suspect[1] > 1.5 * _EVERY
 
     def _judge_first(self, now: float) -> None:
         """Rank 0 judges the others; whether it is alive itself, the others must see."""
-        first = self._beats[0]
-        quiet = now - first.heard
-        if quiet > (self.limits.long if first.long else self.limits.stall) + 1:
+        quiet = now - self._beats[0].heard
+        waits = any(entry.kind == "collective" for entry in list(self.flight.open))
+        if quiet > (self.limits.stall if waits else self.limits.long) + 1:
             text = f"{self.world.name(0)} has not answered for {quiet:.0f} s ({BLOCKED})"
             self._doomed(self._with_state(Doom("stall", text, 0)))
 
@@ -241,24 +280,23 @@ class Watch:
         self._deadline = time.monotonic() + _GRACE
         self.flight.words(doom.kind, doom.text, culprit=doom.culprit, **doom.facts)
         self.doom = doom
-        log.say(doom.text)
+        _say(doom.text)
         if doom.kind != "lost" and self.stacks is not None:
             with contextlib.suppress(OSError), self.stacks.open("w") as out:
                 faulthandler.dump_traceback(out, all_threads=True)
             if doom.culprit in (-1, self.world.rank):
-                log.say(f"the Python stacks of {self.world.name()} are in {self.stacks}")
+                _say(f"the Python stacks of {self.world.name()} are in {self.stacks}")
 
     def _end(self) -> None:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _aside(sys.stdout.flush)
+        _aside(sys.stderr.flush)
         os._exit(STALLED)
 
     # What it says
 
     def _tell(self) -> None:
         beat = self._beats[self.world.rank] = self._beat()
-        self._star.send(beat={"rank": 0, "long": beat.long} if self.world.first else asdict(beat))
+        self._star.send(beat={} if self.world.first else asdict(beat))
 
     def _beat(self) -> Beat:
         now, flight = time.monotonic(), self.flight
@@ -267,9 +305,9 @@ class Watch:
         if inside:
             entry = inside[-1]
             more = {name: getattr(entry, name) for name in ("kind", "what", "detail", "where", "waits")}
-            more.update(age=now - entry.began, long=any(each.kind in LONG for each in inside))
+            more.update(age=now - entry.began)
         if idle > 2 * _EVERY:
-            more.update(at=user_place(threading.main_thread().ident or 0), busy=self._vitals.busy(flight.progress))
+            more.update(at=user_place(self._trainer), busy=self._vitals.busy(flight.progress))
         return Beat(self.world.rank, now, flight.operations, idle=idle, step=flight.step, **more)
 
     # What it hears
@@ -312,7 +350,7 @@ class Watch:
         self.flight.mark("SIGTERM", why)
         self._star.send(wanted=why)
         if self.in_loop and self.doom is None:
-            log.say(f"{why}: all ranks save at the next step boundary and end with exit code {PREEMPTED}")
+            _say(f"{why}: all ranks save at the next step boundary and end with exit code {PREEMPTED}")
 
     def _lost(self, rank: int, unreachable: bool) -> None:
         """A connection ended without a goodbye."""
@@ -344,3 +382,14 @@ class Watch:
                 text = f"{self.world.name(doom.culprit)} {death(facts)}"
                 return Doom("lost", text, doom.culprit, {**doom.facts, **facts})
         return doom
+
+
+def _aside(work: Callable[[], object]) -> None:
+    """Do it in another thread, and do not wait long: whoever should read our output may not."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(1.0)
+
+
+def _say(text: str) -> None:
+    _aside(lambda: log.say(text))

@@ -120,7 +120,11 @@ class Supervisor:
 
     def _answer(self, kind: str = "") -> str:
         """What the flight records of this host say of the job; only if it is of that kind."""
-        found = cause.answer([Path(self.launch.log_dir)]) if self.started else None
+        try:
+            found = cause.answer([Path(self.launch.log_dir)]) if self.started else None
+        except Exception as failure:  # noqa: BLE001 - what it says is a help; how the job ended is told without it
+            say(f"the flight records cannot be read ({type(failure).__name__}: {failure})")
+            return ""
         if found is None or found.attempt.started < self.began or kind not in ("", found.kind):
             return ""
         return found.sentence

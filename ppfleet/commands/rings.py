@@ -6,6 +6,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,12 +39,12 @@ def collect(directories: Sequence[Path]) -> Found:
         try:
             if path.is_symlink():
                 logs[path.resolve()] = path.parent
+            if path.exists() and not path.is_file():
+                raise ValueError(f"{path} is no file")
             record = read(path.resolve())
-            if "rank" not in record.facts:
-                raise ValueError(f"{path} does not say whose it is")
         except FileNotFoundError:
             dangling.append(path)
-        except (OSError, ValueError) as failure:
+        except (OSError, ValueError, RuntimeError) as failure:  # the last one: links that lead to each other
             notes.append(f"not read: {failure}")
         else:
             facts = record.facts
@@ -88,14 +89,15 @@ def looked_for(directory: Path) -> str:
 def _rings(directories: Sequence[Path]) -> Iterator[Path]:
     seen = set()
     for given in directories:
-        if given.is_file():
-            yield given
-            continue
-        for directory in (given, *sorted(given.glob("restart_*"))):
-            for path in (*sorted(directory.glob(f"*{SUFFIX}")), *sorted(directory.glob(f"flight/*{SUFFIX}"))):
-                if path.is_symlink() or path.resolve() not in seen:
-                    seen.add(path.resolve())
-                    yield path
+        with suppress(OSError):  # no such name, no permission: there is nothing to be found
+            if given.is_file():
+                yield given
+                continue
+            for directory in (given, *sorted(given.glob("restart_*"))):
+                for path in (*sorted(directory.glob(f"*{SUFFIX}")), *sorted(directory.glob(f"flight/*{SUFFIX}"))):
+                    if path not in seen:  # the same ring by another name is one record all the same
+                        seen.add(path)
+                        yield path
 
 
 def _number(record: Record) -> int:
@@ -129,7 +131,7 @@ def _attempts(records: Iterable[Record]) -> list[list[Record]]:
             for record in left:
                 if not _token(record) and _started(record) > since:
                     newest.setdefault(_number(record), record)
-            chosen = list(newest.values())
+            chosen = list(newest.values()) or [left[0]]
         attempts.append(chosen)
         left = [record for record in left if not any(record is other for other in chosen)]
     return attempts

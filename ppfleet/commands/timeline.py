@@ -63,8 +63,8 @@ def html(answer: Answer) -> str:
         "<h2>The ranks</h2>",
         _table(answer),
         *(f'<p class="soft">Note: {escape(note)}</p>' for note in answer.notes),
-        f'<p class="soft">Started {began}; {attempt.size} ranks{f", run {attempt.run}" if attempt.run else ""}. '
-        "All times by rank 0’s clock.</p>",
+        f'<p class="soft">Started {began}; {attempt.size} ranks{escape(f", run {attempt.run}" if attempt.run else "")}'
+        ". All times by rank 0’s clock.</p>",
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

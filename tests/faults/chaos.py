@@ -565,8 +565,11 @@ def _told(job: Job, plan: dict) -> str:
         answer = cause.answer([job.place / "run", *job.logs])
         launch = re.findall(r"launch: (.*did not come.*)", text)
         return launch[0] if launch else answer.sentence if answer else "nothing"
-    lines = [line.strip() for line in text.splitlines() if re.search(r"rror|bort|imeout|timed out|closed", line)]
-    return f"`{lines[-1][:160]}`" if lines else "nothing is said"
+    told = re.findall(r"Container rank \d+ status failed .*? (code -?\d+)", text)
+    lines = [line.strip() for line in text.splitlines() if re.search(r"Error[: ]|closed|imed out|SIGABRT", line)]
+    shown = [f"the launcher says `rank 0 … {told[0]}`"] if told else []
+    shown += [f"a log `{lines[0][:140]}`"] if lines else []
+    return ", ".join(shown).replace("|", "/") or "nothing is said"
 
 
 # The command

@@ -179,6 +179,120 @@ def test_a_rank_that_is_killed_while_others_wait_for_it_on_the_store(tmp_path):
         assert end.error == ("CommError", end.error[1]) and "rank 2 on 127.0.0.1 was killed by SIGKILL" in end.error[1]
 
 
+def held_up(path, holds):
+    """Rank 1's Python stands still for 3.2 s now and then, as in a large json or pickle."""
+    import ctypes
+    import random
+
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu")
+    net = blocks.mlp()
+    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
+    choose, done, again = random.Random(1), 0, time.monotonic() + 1
+    for points, labels in job.steps(job.loader(blocks.Points(1 << 20), 8, shuffle=True)):
+        job.backward(F.cross_entropy(wrapped(points), labels))
+        if job.world.rank == 1 and time.monotonic() > again:
+            ctypes.PyDLL(None).usleep(3_200_000)  # PyDLL keeps the interpreter's lock
+            done, again = done + 1, time.monotonic() + 0.5 + choose.random()
+        if float(job.comm.all_reduce(paddle.to_tensor([float(done)]))[0]) >= holds:
+            return job.step
+    return None
+
+
+@pytest.mark.slow
+def test_python_that_is_held_up_for_seconds_is_no_fault(tmp_path):
+    ends = start(held_up, 2, tmp_path / "out", str(tmp_path / "run"), 15).wait(150)
+    assert [end.code for end in ends] == [0, 0], ends[0].output + ends[1].output
+
+
+def blocked(path):
+    """Rank 1 prints more than anybody reads."""
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", stall=4)
+    net = blocks.mlp()
+    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
+    for points, labels in job.steps(job.loader(blocks.Points(96), 8)):
+        if job.world.rank == 1 and job.step == 3:
+            reader, writer = os.pipe()
+            os.dup2(writer, 1)
+            print("x" * (1 << 20), flush=True)
+        job.backward(F.cross_entropy(wrapped(points), labels))
+
+
+def test_a_rank_whose_output_nobody_reads_can_be_ended(tmp_path):
+    ends = start(blocked, 2, tmp_path / "out", str(tmp_path / "run")).wait(40)
+    assert ends[1].code == STALLED and ends[0].error[0] == "Stalled" or ends[0].code == STALLED
+    assert "rank 1 on 127.0.0.1 has been in `blocked` (tests/faults/test_watch.py:" in ends[0].output
+
+
+def dies_early(path):
+    import paddle.distributed as dist
+
+    import ppfleet
+    from ppfleet.world import World
+
+    if World.from_env().rank == 1:
+        dist.init_parallel_env = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    ppfleet.Job(path, device="cpu")
+
+
+def test_a_rank_that_dies_where_paddle_holds_python_up(tmp_path):
+    env = {"PPFLEET_WAIT": "3"}
+    ends = start(dies_early, 2, tmp_path / "out", str(tmp_path / "run"), env=env).wait(40)
+    assert ends[1].code == -signal.SIGKILL and ends[0].code not in (0, None)
+    assert "init_parallel_env" in ends[0].output
+
+
+def test_an_orphan_from_the_start_does_not_begin(tmp_path):
+    """The launcher was killed while its trainers still imported Paddle."""
+    running = start(
+        waits_for_another, 2, tmp_path / "out", str(tmp_path / "run"), env={"PADDLE_LOG_DIR": str(tmp_path)}
+    )
+    for end in running.wait(60):
+        assert end.error[0] == "WorldError" and "started by Paddle's launcher, which is gone" in end.error[1]
+
+
+def goes_on_after_closing(path):
+    import ppfleet
+
+    job = ppfleet.Job(path, device="cpu")
+    job.close()
+    time.sleep(job.world.rank)
+    return job.comm.gather(job.world.rank)
+
+
+def test_a_closed_job_still_talks(tmp_path):
+    ends = start(goes_on_after_closing, 2, tmp_path / "out", str(tmp_path / "run")).wait()
+    assert [end.value for end in ends] == [[0, 1], [0, 1]], ends
+
+
+def many_jobs(path, count):
+    import threading
+
+    import ppfleet
+
+    counts = []
+    for number in range(count):
+        ppfleet.Job(f"{path}/{number}", device="cpu").close()
+        counts.append([len(os.listdir("/proc/self/fd")), threading.active_count()])  # noqa: PTH208
+    return counts
+
+
+def test_jobs_one_after_another_leave_nothing_open(tmp_path):
+    (end,) = start(many_jobs, 1, tmp_path / "out", str(tmp_path / "run"), 12).wait()
+    assert end.value[-1] == end.value[3], end.value
+
+
 # Preemption
 
 
@@ -199,7 +313,7 @@ def test_sigterm_saves_once_and_the_same_command_goes_on(tmp_path, undisturbed, 
     assert codes == [0] * ranks and "resumed from" in outputs[0] and again.weights() == undisturbed(ranks)
 
 
-def evaluates(path, marker):
+def evaluates(path, marker, with_epochs):
     """Two epochs of 4 steps; the evaluation after the first takes long."""
     import paddle
     import paddle.nn.functional as F
@@ -222,7 +336,7 @@ def evaluates(path, marker):
     wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
     train, val = job.loader(blocks.Points(64), 8, shuffle=True), job.loader(Slow(256), 8)
     resumed, done = job.resume(), []
-    for epoch in job.epochs(2):
+    for epoch in job.epochs(2) if with_epochs else range(job.epoch, 2):
         for points, labels in job.steps(train):
             done.append(epoch)
             job.backward(F.cross_entropy(wrapped(points), labels))
@@ -230,9 +344,10 @@ def evaluates(path, marker):
     return {"resumed": resumed, "steps": done, "best": job.best, "weights": state.fingerprint(net)}
 
 
-def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path):
+@pytest.mark.parametrize("with_epochs", [True, False])
+def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path, with_epochs):
     marker = tmp_path / "fast"
-    running = start(evaluates, 2, tmp_path / "out", str(tmp_path / "run"), str(marker))
+    running = start(evaluates, 2, tmp_path / "out", str(tmp_path / "run"), str(marker), with_epochs)
     rings = tmp_path / "run/flight"
     deadline = time.monotonic() + 60
     while not any(
@@ -245,12 +360,35 @@ def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path):
     assert [end.code for end in running.wait(30)] == [PREEMPTED] * 2
     assert time.monotonic() - began < 15, "the evaluation would have taken 25 s"
     marker.touch()
-    again = [end.value for end in start(evaluates, 2, tmp_path / "out", str(tmp_path / "run"), str(marker)).wait()]
-    whole = [end.value for end in start(evaluates, 2, tmp_path / "out", str(tmp_path / "whole"), str(marker)).wait()]
+
+    def ended(name):
+        running = start(evaluates, 2, tmp_path / "out", str(tmp_path / name), str(marker), with_epochs)
+        return [end.value for end in running.wait()]
+
+    again, whole = ended("run"), ended("whole")
     assert again[0]["resumed"] and again[0]["steps"] == [1] * 4  # no step again, but both evaluations
     assert again[0]["best"] == whole[0]["best"] and again[0]["weights"] == whole[0]["weights"]
     saves = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("0*"))
     assert [name.partition("-")[2] for name in saves] == ["step-4", "step-4", "step-8"]
+
+
+def second_job(path):
+    """The first job of this process is over; what counts is the second."""
+    from tests import blocks
+
+    blocks.train(f"{path}/first", epochs=1)
+    blocks.train(f"{path}/second", epochs=100, pause=0.02)
+
+
+def test_sigterm_in_the_second_job_of_a_process(tmp_path):
+    running = start(second_job, 1, tmp_path / "out", str(tmp_path))
+    deadline = time.monotonic() + 60
+    while not any(e.step > 5 for r in tmp_path.glob("second/flight/*.ring") for e in flight.read(r).entries):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.processes[0].send_signal(signal.SIGTERM)
+    assert running.wait(20)[0].code == PREEMPTED
+    assert len(list(tmp_path.glob("second/checkpoints/0*"))) == 1
 
 
 def loads_long(path, own):

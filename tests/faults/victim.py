@@ -58,7 +58,7 @@ class Network(nn.Layer):
 
 def checksum(net: nn.Layer) -> str:
     """To see whether ranks have the same weights."""
-    return f"{sum(float(p.abs().sum()) for p in net.parameters()):.6f}"
+    return f"{sum(float(p.abs().sum()) for p in net.parameters() if p.trainable):.6f}"  # not BatchNorm's statistics
 
 
 def stand_still(seconds: float) -> None:

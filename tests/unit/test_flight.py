@@ -11,6 +11,8 @@ from ppfleet import flight
 from ppfleet.flight import KINDS, Flight, Pulse, read
 from tests.harness import ROOT
 
+WHO = {"rank": 3, "size": 4, "pid": 5}
+
 
 @pytest.fixture
 def ring(tmp_path):
@@ -18,7 +20,7 @@ def ring(tmp_path):
 
 
 def test_an_entry_comes_back_as_it_was(ring):
-    record = Flight(ring, {"rank": 3, "host": "wörld"})
+    record = Flight(ring, {**WHO, "host": "wörld"})
     record.step = 640
     outer = record.enter("step", "step 641", "epoch 2")
     inner = record.enter("collective", "all-reduce", "[10, 3] float32", waits=True, numbered=True)
@@ -39,7 +41,7 @@ def test_an_entry_comes_back_as_it_was(ring):
 
 
 def test_only_the_newest_entries_stay(ring):
-    record = Flight(ring, slots=16)
+    record = Flight(ring, WHO, slots=16)
     for number in range(100):
         with record.during("data", f"batch {number}"):
             pass
@@ -47,7 +49,7 @@ def test_only_the_newest_entries_stay(ring):
 
 
 def test_what_was_inside_ends_with_its_outside(ring):
-    record = Flight(ring)
+    record = Flight(ring, WHO)
     outer = record.enter("save", "saving")
     record.enter("collective", "gather", waits=True)
     record.leave(outer)
@@ -59,14 +61,14 @@ def test_what_was_inside_ends_with_its_outside(ring):
 
 
 def test_a_mark_is_no_progress(ring):
-    record = Flight(ring)
+    record = Flight(ring, WHO)
     record.progress = 5.0
     record.mark("SIGTERM")
     assert record.progress == 5.0
 
 
 def test_the_first_last_words_stay(ring):
-    record = Flight(ring)
+    record = Flight(ring, WHO)
     assert read(ring).words == {}
     record.words("exception", "die Platte ist voll: 磁盘已满 " * 500, type="OSError")
     record.words("ended", "")
@@ -79,7 +81,7 @@ def test_the_first_last_words_stay(ring):
 
 
 def test_the_pulse_and_later_facts(ring):
-    record = Flight(ring, {"run": ""})
+    record = Flight(ring, {**WHO, "run": ""})
     record.describe(run="token")
     record.pulse(Pulse(1.5, 2.5, 3, 4, 5))
     told = read(ring)
@@ -87,14 +89,14 @@ def test_the_pulse_and_later_facts(ring):
 
 
 def test_facts_that_are_too_long_do_not_hide_who_it_is(ring):
-    Flight(ring, {"rank": 7, "script": "x" * 20_000})
-    assert read(ring).facts["rank"] == 7
+    Flight(ring, {**WHO, "script": "x" * 20_000})
+    assert read(ring).facts["rank"] == 3
 
 
 def test_a_killed_writer_leaves_everything(ring):
     code = (
         "import os, sys; from pathlib import Path; from ppfleet.flight import Flight\n"
-        f"record = Flight(Path({str(ring)!r}), {{'rank': 1}})\n"
+        f"record = Flight(Path({str(ring)!r}), {WHO})\n"
         "for number in range(1000):\n"
         "    entry = record.enter('collective', f'number {number}', numbered=True); record.leave(entry)\n"
         "record.enter('save', 'saving')\n"
@@ -131,7 +133,7 @@ def test_a_full_disk_is_an_error_at_once_and_no_signal_later(ring, monkeypatch):
 
 
 def test_every_kind_fits(ring):
-    record = Flight(ring)
+    record = Flight(ring, WHO)
     for kind in KINDS:
         record.leave(record.enter(kind, "w" * 200, "d" * 200))
     assert [e.kind for e in read(ring).entries] == list(KINDS)
@@ -143,6 +145,49 @@ def test_a_long_path_that_is_not_ascii(tmp_path, ring):
     code = compile("def go(record):\n    return record.enter('step', '步' * 30, '第' * 60)", str(script), "exec")
     names = {}
     exec(code, names)  # noqa: S102
-    record = Flight(ring)
+    record = Flight(ring, WHO)
     assert names["go"](record).where.endswith("训练.py:2")
     assert read(ring).entries[0].where.endswith("训练.py:2") and read(ring).entries[0].what == "步" * 16
+
+
+def test_a_mark_of_another_thread_leaves_open_entries_alone(ring):
+    record = Flight(ring, WHO)
+    inside = record.enter("save", "saving")
+    record.mark("SIGTERM", "from the watch")
+    assert record.open == [inside] and [e.kind for e in read(ring).entries] == ["save", "mark"]
+
+
+@pytest.mark.parametrize(
+    "facts", [{"rank": "x"}, {"rank": None}, {"rank": [1]}, {"size": "x"}, {"size": 10**9}, {"pid": -1}, {"rank": 0.5}]
+)
+def test_a_ring_that_does_not_say_whose_it_is(ring, facts):
+    Flight(ring, {**WHO, **facts})
+    with pytest.raises(ValueError, match="damaged"):
+        read(ring)
+
+
+def test_no_damage_gets_through(tmp_path):
+    """Random bytes anywhere: a ValueError, or a record whose times and types can be relied on."""
+    import random
+    import time
+
+    path = tmp_path / "flight" / "1-rank0.ring"
+    record = Flight(path, {**WHO, "started": time.time()}, slots=16)
+    for number in range(20):
+        record.leave(record.enter("collective", f"number {number}", numbered=True))
+    record.words("lost", "…", culprit=1)
+    good, choose = bytearray(path.read_bytes()), random.Random(1)
+    for _ in range(2000):
+        bad = bytearray(good)
+        for _ in range(choose.choice([1, 8, 200])):
+            bad[
+                choose.choice([choose.randrange(len(bad)), choose.randrange(28672, len(bad)), choose.randrange(600)])
+            ] = choose.randrange(256)
+        path.write_bytes(bad)
+        try:
+            told = read(path)
+        except ValueError:
+            continue
+        assert isinstance(told.facts["rank"], int) and 0 <= told.facts["started"] < 4.1e9
+        assert all(0 <= moment < 4.1e9 for e in told.entries for moment in (e.entered, e.left))
+        assert 0 <= told.pulse.time < 4.1e9 and (not told.words or 0 <= told.words["time"] < 4.1e9)

@@ -13,6 +13,8 @@ job.export(net, [None, 3, 224, 224])
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import math
 import platform
@@ -101,6 +103,7 @@ class Job:
         if self.world.alone:
             self.comm.watch.start()
         self.comm.watch.stacks = self.directory / "logs" / f"rank{self.world.rank}.stacks"
+        _crash_at_once()
         self.comm.watch.take_sigterm()
         self.precision = Precision(amp, amp_dtype, self.comm.on_cards)
         self.epoch = 0
@@ -541,3 +544,12 @@ class Job:
         if self._stepper is None:
             raise FleetError(f"{what} needs a model: call job.prepare(net, optimizer) first")
         return self._stepper
+
+
+def _crash_at_once() -> None:
+    """Paddle's own handler of SIGSEGV and the like may wait for a lock for ever, and the process with it. Python's
+    shows the Python stacks, and lets it die."""
+    paddle.disable_signal_handler()
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(AttributeError, ValueError, RuntimeError, OSError):  # a notebook has no real stderr
+            faulthandler.enable()

@@ -152,8 +152,8 @@ def test_weights_that_drift_apart_are_noticed_without_a_save(tmp_path):
 def test_a_killed_rank_is_named_with_its_signal(tmp_path, victim, name):
     victims = Victims(tmp_path, 2, epochs=50).until_step(5)
     victims.processes[victim].send_signal(getattr(signal, name))
-    assert victims.processes[1 - victim].wait(10) == 1
-    codes, outputs = victims.end(10)
+    assert victims.processes[1 - victim].wait(30) == 1
+    codes, outputs = victims.end(30)
     assert codes[victim] == -getattr(signal, name) and codes[1 - victim] == 1
     assert f"rank {victim} on 127.0.0.1 was killed by {name}" in outputs[1 - victim], outputs
 
@@ -231,7 +231,7 @@ def blocked(path):
 
 def test_a_rank_whose_output_nobody_reads_can_be_ended(tmp_path):
     ends = start(blocked, 2, tmp_path / "out", str(tmp_path / "run")).wait(40)
-    assert ends[1].code == STALLED and ends[0].error[0] == "Stalled" or ends[0].code == STALLED
+    assert [end.code for end in ends] == [STALLED] * 2
     assert "rank 1 on 127.0.0.1 has been in `blocked` (tests/faults/test_watch.py:" in ends[0].output
 
 

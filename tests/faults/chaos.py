@@ -566,7 +566,8 @@ def _told(job: Job, plan: dict) -> str:
         launch = re.findall(r"launch: (.*did not come.*)", text)
         return launch[0] if launch else answer.sentence if answer else "nothing"
     told = re.findall(r"Container rank \d+ status failed .*? (code -?\d+)", text)
-    lines = [line.strip() for line in text.splitlines() if re.search(r"Error[: ]|closed|imed out|SIGABRT", line)]
+    lines = re.findall(r"what\(\): +(?:\[.*?\] )?(.*)|^(\w*Error: .*)", text, re.MULTILINE)
+    lines = [one or other for one, other in lines]
     shown = [f"the launcher says `rank 0 … {told[0]}`"] if told else []
     shown += [f"a log `{lines[0][:140]}`"] if lines else []
     return ", ".join(shown).replace("|", "/") or "nothing is said"

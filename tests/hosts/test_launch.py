@@ -174,6 +174,19 @@ def test_a_job_that_dies_is_started_again(tmp_path, data, undisturbed, victim, k
     assert "resumed from" in ends[0][1] and weights(tmp_path) == undisturbed
 
 
+def test_sigterm_on_one_host_saves_and_ends_the_job_on_both(tmp_path, data, undisturbed):
+    """Whoever sends SIGTERM wants the machine: no restart; the same command later goes on to the same weights."""
+    hosts = pair(tmp_path, data, "--restarts=3")
+    running(hosts, tmp_path)
+    hosts[1].process.terminate()
+    ends = [host.end() for host in hosts]
+    assert [code for code, _ in ends] == [75, 75], ends[0][1][-3000:] + ends[1][1][-3000:]
+    assert all("starting again" not in output for _, output in ends)
+    assert "all ranks save at the next step boundary" in ends[0][1]
+    ends = [host.end() for host in pair(tmp_path, data)]
+    assert [code for code, _ in ends] == [0, 0] and "resumed from" in ends[0][1] and weights(tmp_path) == undisturbed
+
+
 @needs_hosts
 @pytest.mark.slow
 def test_a_link_that_is_cut_for_a_minute(tmp_path, data, undisturbed):

@@ -17,6 +17,7 @@ import os
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,6 +90,7 @@ class Flight:
         self.operations = 0
         self.progress = time.monotonic()  # when the last entry was entered or left
         self.open: list[Entry] = []  # what this rank is in, the innermost last
+        self.recent: deque[tuple[int, str, str]] = deque(maxlen=8)  # number, what and detail of operations
         self._numbers = itertools.count(1)  # also for the watch's thread
         self._places: dict[tuple[Any, int], bytes] = {}
         size = _SLOTS + slots * _SLOT.size
@@ -117,6 +119,7 @@ class Flight:
         now = time.time()
         if numbered:
             self.operations += 1
+            self.recent.append((self.operations, what, detail))
         operation = self.operations if numbered else 0
         place = self._place()
         self.progress = time.monotonic()

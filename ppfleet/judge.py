@@ -40,6 +40,7 @@ class Beat:
     idle: float = 0.0  # since anything began or ended
     at: str = ""  # where the user's code is: `evaluate` (tools/train.py:71)
     step: int = 0
+    recent: Sequence[Sequence[object]] = ()  # number, what and detail of its newest operations
     busy: float = 1.0  # share of a core that it and its workers have used while idle
 
     def waited(self, now: float) -> float:
@@ -69,15 +70,20 @@ def judge(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int
 
 
 def _different_ways(beats: Sequence[Beat], now: float, name: Callable[[int], str]) -> Verdict | None:
-    """Two ranks wait, each in an operation that the other is not in: neither will ever come."""
+    """Two ranks wait, and at the number where one of them is the other was in something else: neither will ever come.
+    (A rank may also be behind in the same operation, because the network has not brought it the end of it.)"""
     stuck = [b for b in beats if b.waits and b.age > _SURE and now - b.heard < _NEW and b.kind != "start"]
     for other in stuck[1:]:
-        first = stuck[0]
-        if (first.operation, first.what, first.detail) != (other.operation, other.what, other.detail):
-            after = f" after step {first.step}" if first.step == other.step else ""
+        behind, ahead = sorted((stuck[0], other), key=lambda b: b.operation)
+        there = next((op for op in ahead.recent if op[0] == behind.operation), None)
+        if there is not None and tuple(there[1:]) != (behind.what, behind.detail):
+            then = "" if ahead.operation == behind.operation else f", after {there[1]} #{there[0]}"
+            words = {behind.rank: in_words(behind), ahead.rank: in_words(ahead) + then}
+            (one, first), (two, second) = sorted(words.items())
+            after = f" after step {behind.step}" if behind.step == ahead.step else ""
             text = (
-                f"the ranks went different ways{after}: {name(first.rank)} waits in {in_words(first)}, "
-                f"{name(other.rank)} in {in_words(other)}; every rank must make the same calls in the same order"
+                f"the ranks went different ways{after}: {name(one)} waits in {first}, {name(two)} in {second}; "
+                f"every rank must make the same calls in the same order"
             )
             return Verdict("mismatch", text)
     return None

@@ -305,7 +305,7 @@ class Watch:
         if inside:
             entry = inside[-1]
             more = {name: getattr(entry, name) for name in ("kind", "what", "detail", "where", "waits")}
-            more.update(age=now - entry.began)
+            more.update(age=now - entry.began, recent=list(flight.recent) if entry.waits else ())
         if idle > 2 * _EVERY:
             more.update(at=user_place(self._trainer), busy=self._vitals.busy(flight.progress))
         return Beat(self.world.rank, now, flight.operations, idle=idle, step=flight.step, **more)

@@ -149,7 +149,8 @@ def _silent(rank: Rank, attempt: Attempt) -> Cause:
 
 def _told(attempt: Attempt) -> Iterator[Cause]:
     """The sentences of the watch. A culprit that has words of its own knows better why it ended."""
-    for rank in attempt.ranks:
+    # Of the same death, who was on the same host has seen more.
+    for rank in sorted(attempt.ranks, key=lambda rank: rank.words.get("how") == "silent"):
         if rank.said not in _TOLD:
             continue
         number = int(rank.words.get("culprit", -1))

@@ -454,7 +454,9 @@ def _in_it(job: Job, plan: dict) -> bool:
 
 
 def from_outside(kind: str, job: Job, plan: dict, before, stack: ExitStack) -> None:
-    rank = plan["rank"]
+    rank, deadline = plan["rank"], time.monotonic() + 20
+    while rank not in job.trainers() and time.monotonic() < deadline:  # a busy machine
+        time.sleep(0.1)
     numbers = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
     if kind in numbers:
         job.trainers()[rank].send_signal(numbers[kind])

@@ -19,6 +19,7 @@ def verdict(*beats, limits=LIMITS):
 
 
 def waiting(rank, seconds, operation=1284, what="all-reduce of gradients", kind="collective", **more):
+    more.setdefault("recent", [(operation - 1, "saving", ""), (operation, what, "[10] float32")])
     return Beat(rank, NOW - 0.5, operation, kind, what, "[10] float32", "train.py:66", True, seconds, seconds, **more)
 
 
@@ -96,16 +97,33 @@ def test_everybody_in_the_same_operation_is_nobodys_fault():
     assert told.kind == "stall" and told.culprit == -1 and "the network between them fails" in told.text
 
 
+def in_other(**other):
+    beat = replace(waiting(1, 3), **other)
+    return replace(beat, recent=[(beat.operation, beat.what, beat.detail)])
+
+
 @pytest.mark.parametrize(
-    "other",
-    [{"what": "broadcast"}, {"operation": 1285}, {"detail": "[11] float32"}, {"what": "evaluation", "kind": "meeting"}],
+    "other", [{"what": "broadcast"}, {"detail": "[11] float32"}, {"what": "evaluation", "kind": "meeting"}]
 )
 def test_ranks_that_wait_in_different_operations_are_found_long_before_the_limit(other):
-    told = verdict(waiting(0, 3), replace(waiting(1, 3), **other))
+    told = verdict(waiting(0, 3), in_other(**other))
     assert told.kind == "mismatch" and told.culprit == -1
     assert "rank 0 on host0 waits in all-reduce of gradients #1284" in told.text and "rank 1 on host1 in " in told.text
-    assert verdict(waiting(0, 0.5), replace(waiting(1, 3), **other)) is None  # it may just be leaving
-    assert verdict(waiting(0, 3), replace(waiting(1, 3), heard=NOW - 5, **other)) is None  # that was 5 s ago
+    assert verdict(waiting(0, 0.5), in_other(**other)) is None  # it may just be leaving
+    assert verdict(waiting(0, 3), replace(in_other(**other), heard=NOW - 5)) is None  # that was 5 s ago
+
+
+def test_a_rank_that_went_another_way_and_on_from_there():
+    """What it did there needs nobody else: rank 0 saved, and waits in the next operation."""
+    ahead = waiting(0, 3, 1285, "evaluation", recent=[(1284, "saving", ""), (1285, "evaluation", "")])
+    told = verdict(ahead, waiting(1, 3))
+    assert told.kind == "mismatch" and "evaluation #1285" in told.text and "after saving #1284" in told.text
+
+
+def test_a_rank_that_is_behind_in_the_same_operation_waits_for_the_network():
+    """Rank 0 has all of #1284; what rank 1 lacks of it is on a link that is down."""
+    ahead = waiting(0, 3, 1285, recent=[(1284, "all-reduce of gradients", "[10] float32"), (1285, "…", "")])
+    assert verdict(ahead, waiting(1, 3)) is None
 
 
 def test_a_rank_that_does_nothing_though_nobody_waits():

@@ -296,7 +296,9 @@ def test_jobs_one_after_another_leave_nothing_open(tmp_path):
 # Preemption
 
 
-@pytest.mark.parametrize(("ranks", "to", "workers"), [(1, 0, 0), (2, 0, 0), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "to", "workers"), [(1, 0, 0), pytest.param(2, 0, 0, marks=pytest.mark.slow), (2, 1, 2)]
+)
 def test_sigterm_saves_once_and_the_same_command_goes_on(tmp_path, undisturbed, ranks, to, workers):
     """To the whole process group, as Paddle's launcher sends it: loader workers must live on until the save."""
     victims = Victims(tmp_path, ranks, save_every=0, workers=workers).until_step(10)
@@ -344,7 +346,7 @@ def evaluates(path, marker, with_epochs):
     return {"resumed": resumed, "steps": done, "best": job.best, "weights": state.fingerprint(net)}
 
 
-@pytest.mark.parametrize("with_epochs", [True, False])
+@pytest.mark.parametrize("with_epochs", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path, with_epochs):
     marker = tmp_path / "fast"
     running = start(evaluates, 2, tmp_path / "out", str(tmp_path / "run"), str(marker), with_epochs)

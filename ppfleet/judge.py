@@ -23,6 +23,11 @@ class Limits:
     stall: float = 25.0  # while others wait in a collective: gloo would abort after 30
     long: float = 1800.0  # where nobody waits in a collective, and no work is done
 
+    @property
+    def silent(self) -> float:
+        """While others wait on the store for a rank that does not answer: some library may hold its Python up."""
+        return min(2 * self.stall, self.long)
+
 
 @dataclass(frozen=True)
 class Beat:
@@ -92,7 +97,7 @@ def _different_ways(beats: Sequence[Beat], now: float, name: Callable[[int], str
 def _late(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int], str]) -> Verdict | None:
     """Somebody has waited too long: the one who is late has not come to that operation."""
     heard = [b for b in beats if b.waits and now - b.heard < _FRESH]
-    waiting = [b for b in heard if b.waited(now) > (limits.stall if b.kind == "collective" else limits.long)]
+    waiting = [b for b in heard if b.waited(now) > (limits.stall if b.kind == "collective" else limits.silent)]
     if not waiting:
         return None
     first = max(waiting, key=lambda b: b.operation)
@@ -103,11 +108,13 @@ def _late(beats: Sequence[Beat], now: float, limits: Limits, name: Callable[[int
         )
         return Verdict("stall", text)
     culprit = max(late, key=lambda b: b.idled(now))
-    if first.kind != "collective" and now - culprit.heard < _FRESH and culprit.busy >= _WORKS:
+    quiet = now - culprit.heard
+    works = quiet < _FRESH and (culprit.busy >= _WORKS or first.waited(now) < limits.long)
+    if first.kind != "collective" and (works or _FRESH < quiet < limits.silent):
         return None  # through the store, work may take as long as it takes
     ranks = [b.rank for b in heard if b.operation == first.operation]
     others = listed(ranks) + (" wait" if len(ranks) > 1 else " waits")
-    if (quiet := now - culprit.heard) > _FRESH:
+    if quiet > _FRESH:
         did = f"has not answered for {quiet:.0f} s ({BLOCKED}; last seen in {place(culprit)})"
     else:
         did = f"has been in {place(culprit)} for {culprit.idled(now):.0f} s"

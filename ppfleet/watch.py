@@ -249,8 +249,9 @@ class Watch:
     def _judge_first(self, now: float) -> None:
         """Rank 0 judges the others; whether it is alive itself, the others must see."""
         quiet = now - self._beats[0].heard
-        waits = any(entry.kind == "collective" for entry in list(self.flight.open))
-        if quiet > (self.limits.stall if waits else self.limits.long) + 1:
+        waits = [entry.kind for entry in list(self.flight.open) if entry.waits]
+        limits = self.limits
+        if quiet > (limits.stall if "collective" in waits else limits.silent if waits else limits.long) + 1:
             text = f"{self.world.name(0)} has not answered for {quiet:.0f} s ({BLOCKED})"
             self._doomed(self._with_state(Doom("stall", text, 0)))
 

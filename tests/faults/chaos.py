@@ -502,10 +502,12 @@ def _limit_memory(process: psutil.Process, stack: ExitStack) -> None:
 # Side by side with plain Paddle
 
 
-def table(scratch: Path, seconds: float = 75) -> list[dict]:
+def table(scratch: Path, only: str = "", seconds: float = 75) -> list[dict]:
     """Each fault of the facts page into 4 ranks on two hosts: what a user sees, and after how long."""
     rows = []
     for name, (kind, plan) in SIDE_BY_SIDE.items():
+        if only and kind not in only.split(","):
+            continue
         row = {"fault": name}
         for who in ("plain", "ppfleet"):
             place = Path(tempfile.mkdtemp(prefix=f"table-{kind}-", dir=scratch))
@@ -652,7 +654,7 @@ def main() -> int:
             told = faults(o.count, o.seed, Path(scratch), o.only)
             print("\n".join(summary(told)))
         else:
-            told = table(Path(scratch))
+            told = table(Path(scratch), o.only)
     (output / f"{o.what}.json").write_text(json.dumps({"seed": o.seed, "results": told}, indent=1, ensure_ascii=False))
     failed = isinstance(told, list) and any(not row.get("ok", True) for row in told)
     return 1 if failed else 0

@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,10 @@ def was_launched() -> bool:
 
 
 class Vitals:
-    """How this process is."""
+    """How this process is, whose training loop runs in the thread that makes this."""
 
     def __init__(self) -> None:
+        self._trainer = threading.get_native_id()
         self.oom_kills = oom_kills()  # when it was last looked at
         self._process = psutil.Process()
         self._idle = (0.0, 0.0, 0.0)  # since when without progress; when that was first seen; CPU seconds by then
@@ -105,15 +107,25 @@ class Vitals:
         return Pulse(time.time(), used, memory, available, self.oom_kills)
 
     def busy(self, progress: float) -> float:
-        """The share of a core that this process and its workers have used since they were first seen idle."""
-        used, now = 0.0, time.monotonic()
-        for each in [self._process, *self._process.children(recursive=True)]:
+        """The share of a core that the loop's thread and the process's children have used since they were first seen
+        idle. Not the other threads: the store's and the watch's are never idle; those that compute follow the loop."""
+        used, now = _thread_seconds(self._trainer), time.monotonic()
+        for each in self._process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 used += sum(each.cpu_times()[:2])
         if self._idle[0] != progress:
             self._idle = (progress, now, used)
             return 1.0
         return (used - self._idle[2]) / max(1e-3, now - self._idle[1])
+
+
+def _thread_seconds(thread: int) -> float:
+    """CPU seconds that a thread of this process has used."""
+    try:
+        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def how_it_ended(who: dict[str, Any], oom_before: int) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def mixed_gradients():
     }
     for p in parameters.values():
         p.grad = paddle.full(p.shape, comm.world.rank + 1.0).astype(p.dtype)
-    vitals = Exchange(comm, list(parameters.values()), [], []).reduce(loss=float(comm.world.rank), rate=0.1)
+    vitals = Exchange(comm, parameters, [], []).reduce(loss=float(comm.world.rank), rate=0.1)
     return [vitals.loss, *[[str(p.grad.dtype), p.grad.astype("float32").mean().item()] for p in parameters.values()]]
 
 

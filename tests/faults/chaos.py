@@ -467,10 +467,9 @@ def from_outside(kind: str, job: Job, plan: dict, before, stack: ExitStack) -> N
     elif kind in ("term-launcher", "kill-launcher"):
         number = rank * len(job.launchers) // job.ranks
         top = psutil.Process(job.launchers[number].pid)
-        if kind == "kill-launcher":  # Paddle's own, wherever it stands
-            top = next(
-                (p for p in [top, *top.children(recursive=True)] if "paddle.distributed.launch" in p.cmdline()), top
-            )
+        if kind == "kill-launcher":  # Paddle's own, wherever it stands; our guard has its words, too, but later
+            everybody = [top, *top.children(recursive=True)]
+            top = next(p for p in everybody if p.cmdline()[1:3] == ["-m", "paddle.distributed.launch"])
         elif job.plan["launch"] == "ppfleet" and top.name() in ("ip", "sh", "unshare"):
             top = next(p for p in top.children(recursive=True) if "ppfleet" in p.cmdline())
         top.send_signal(signal.SIGKILL if kind == "kill-launcher" else signal.SIGTERM)

@@ -546,11 +546,15 @@ def _side(kind: str, plan: dict, place: Path, seconds: float) -> str:
                 time.sleep(10)
         elif kind in FROM_OUTSIDE:
             from_outside(kind, job, plan, before, stack)
+        if kind == "missing":  # there is nobody to be seen but the launcher that waits
+            job.wait(seconds if plan["plain"] else 150)
         while time.monotonic() - began < seconds and job.trainers():
             time.sleep(0.1)
         took, left = time.monotonic() - began, job.trainers()
         codes = job.wait(1 if left else 45)
         said = _told(job, plan)
+    if kind == "missing" and None in codes:
+        return f"still waiting after {seconds:.0f} s: {said}"
     if left:
         return f"{len(left)} trainers still there after {seconds:.0f} s: {said}"
     shown = "/".join("running" if code is None else str(code) for code in codes)
@@ -560,10 +564,13 @@ def _side(kind: str, plan: dict, place: Path, seconds: float) -> str:
 def _told(job: Job, plan: dict) -> str:
     """What the output says: our sentence, the weights' sums, or the last line that looks like an error."""
     text = job.output()
-    sums = set(re.findall(r"sum of weights (\S+)", text))
-    if sums:
-        same = "all ranks have the same weights" if len(sums) == 1 else f"weights differ: {', '.join(sorted(sums))}"
-        return f"trained to the end; {same}"
+    found = re.findall(
+        r"sum of weights (\S+)", "\n".join(f.read_text() for d in job.logs for f in d.glob("workerlog.*"))
+    )
+    if len(found) == job.ranks:
+        differ = f"the weights differ: sums {', '.join(sorted(set(found)))}"
+        same = "all weights are NaN" if set(found) == {"nan"} else "all ranks have the same weights"
+        return f"trained to the end; {differ if len(set(found)) > 1 else same}"
     if not plan["plain"]:
         answer = cause.answer([job.place / "run", *job.logs])
         launch = re.findall(r"launch: (.*did not come.*)", text)

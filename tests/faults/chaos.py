@@ -304,7 +304,7 @@ FAULTS = [
     Fault("stop", ("stopped", "stall"), 12, STALL),
     Fault("term", ("preempted",), 20, named=False, codes=(75,)),
     Fault("term-launcher", ("preempted",), 20, named=False, codes=(75, 15, 143)),
-    Fault("kill-launcher", ("orphan",), 10, hosts=(1,)),
+    Fault("kill-launcher", ("orphan",), 10, hosts=(1,), named=False),
     Fault("cut", ("host",), 12, hosts=(2,)),
     Fault("stall", ("stall",), 10, STALL),
     Fault("data-stall", ("data", "stall"), 10, STALL),

@@ -357,10 +357,12 @@ def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path, with
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    began = time.monotonic()
     running.processes[1].send_signal(signal.SIGTERM)
-    assert [end.code for end in running.wait(30)] == [PREEMPTED] * 2
-    assert time.monotonic() - began < 15, "the evaluation would have taken 25 s"
+    assert [end.code for end in running.wait(60)] == [PREEMPTED] * 2
+    entries = [flight.read(ring).entries for ring in rings.glob("*.ring")]
+    assert all(
+        sum(e.what == "next batch of the evaluation" for e in each) < 16 for each in entries
+    )  # it was left early
     marker.touch()
 
     def ended(name):

@@ -589,7 +589,7 @@ def _told(job: Job, plan: dict) -> str:
 def summary(results: list[dict]) -> list[str]:
     """Fault, injected, detected, median seconds, lost steps."""
     lines = [
-        "| fault | injected | found and named | seconds to the verdict (median) | most steps lost |",
+        "| fault | injected | found, named, resumed | seconds to the verdict (median) | most steps lost |",
         "|---|---|---|---|---|",
     ]
     for fault in FAULTS:

@@ -47,7 +47,7 @@ test-all: $(VENV) ## everything, the slow tests too
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
 	$(PY26) $(PYTEST) -m "not slow"
 
-chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with plain Paddle (root; about 80 minutes)
+chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with plain Paddle (root; more than an hour)
 	$(PY) -m tests.faults.chaos kills --count 200
 	$(PY) -m tests.faults.chaos faults --count 100
 	$(PY) -m tests.faults.chaos table

@@ -91,7 +91,7 @@ def was_launched() -> bool:
     return all(os.environ.get(name) for name in ("PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT", "PADDLE_LOG_DIR"))
 
 
-class Vitals:
+class Health:
     """How this process is, whose training loop runs in the thread that makes this."""
 
     def __init__(self) -> None:

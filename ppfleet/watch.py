@@ -25,7 +25,7 @@ from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
 from ppfleet.flight import Flight
 from ppfleet.judge import BLOCKED, Beat, Limits, judge, place
 from ppfleet.process import (
-    Vitals,
+    Health,
     death,
     how_it_ended,
     is_gone,
@@ -74,7 +74,7 @@ class Watch:
         self._suspect: tuple[str, float] = ("", 0.0)  # a verdict that the next beats must confirm, and since when
         self._star = Star(world, {"pid": self._pid, "boot": this_host()})
         self._beats = {rank: Beat(rank) for rank in range(world.size)}
-        self._vitals = Vitals()
+        self._health = Health()
         self._began = 0.0
         self._thread = threading.Thread(target=self._run, name="ppfleet watch", daemon=True)
         atexit.register(self._leave)  # from now on: a rank may fail before there is anything to watch
@@ -197,7 +197,7 @@ class Watch:
                 now = time.monotonic()
                 if now - beat >= _EVERY:
                     beat = now
-                    self.flight.pulse(self._vitals.pulse())
+                    self.flight.pulse(self._health.pulse())
                     self._tell()
                 self._look(now)
             except Exception:  # noqa: BLE001 - a watch that ended would look like a dead rank to the others
@@ -308,7 +308,7 @@ class Watch:
             more = {name: getattr(entry, name) for name in ("kind", "what", "detail", "where", "waits")}
             more.update(age=now - entry.began, recent=list(flight.recent) if entry.waits else ())
         if idle > 2 * _EVERY:
-            more.update(at=user_place(self._trainer), busy=self._vitals.busy(flight.progress))
+            more.update(at=user_place(self._trainer), busy=self._health.busy(flight.progress))
         return Beat(self.world.rank, now, flight.operations, idle=idle, step=flight.step, **more)
 
     # What it hears
@@ -361,7 +361,7 @@ class Watch:
         if unreachable:
             text, facts = f"the host of {name} does not answer any more", {"how": "unreachable"}
         else:
-            facts = how_it_ended(who, self._vitals.oom_kills)
+            facts = how_it_ended(who, self._health.oom_kills)
             if facts == {"how": "exit", "code": 0}:  # in order, but without goodbye: os._exit
                 self._take(
                     rank, {"left": {"rank": rank, "kind": "ended", "why": "it ended", "operation": last.operation}}
@@ -378,7 +378,7 @@ class Watch:
     def _seen_here(self, doom: Doom) -> Doom:
         """A lost rank may be of this host: then how it ended can be seen here."""
         if doom.kind == "lost" and doom.facts.get("how") == "silent":
-            facts = how_it_ended(doom.facts, self._vitals.oom_kills)
+            facts = how_it_ended(doom.facts, self._health.oom_kills)
             if facts["how"] != "silent":
                 text = f"{self.world.name(doom.culprit)} {death(facts)}"
                 return Doom("lost", text, doom.culprit, {**doom.facts, **facts})

@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-from ppfleet.process import Vitals, death, how_it_ended, oom_kills, this_host, user_place, was_launched
+from ppfleet.process import Health, death, how_it_ended, oom_kills, this_host, user_place, was_launched
 
 
 def busy_after(work):
     """The share of a core that `work` takes in this thread, as another thread sees it."""
-    vitals, found = Vitals(), []
+    health, found = Health(), []
 
     def look():
-        vitals.busy(1.0)
+        health.busy(1.0)
         time.sleep(0.5)
-        found.append(vitals.busy(1.0))
+        found.append(health.busy(1.0))
 
     watch = threading.Thread(target=look)
     watch.start()

@@ -27,7 +27,7 @@ import paddle
 from paddle import nn
 
 import ppfleet
-from ppfleet import checkpoint, log, pdparams, rundir, state
+from ppfleet import checkpoint, log, ops, pdparams, rundir, state
 from ppfleet.comm import Comm, choose_device
 from ppfleet.errors import PREEMPTED, CheckpointError, FleetError
 from ppfleet.evaluation import SAMPLES, measure
@@ -164,10 +164,11 @@ class Job:
 
     # Setting up
 
-    def prepare(self, net: Any, optimizer: Any) -> tuple[Any, Any]:
+    def prepare(self, net: Any, optimizer: Any, *, fast_cpu: bool = True) -> tuple[Any, Any]:
         """Make `net` and `optimizer` ready for this job: device, precision, sync-BN, DataParallel.
 
         All ranks must bring the same parameters and the same settings of the optimizer; rank 0's weights are taken.
+        On a CPU, with `fast_cpu`, layers use ppfleet's own operators where these know what to do (see ppfleet.ops).
         """
         if self._stepper is not None:
             raise FleetError("job.prepare was called before: a job trains one model with one optimizer")
@@ -176,6 +177,9 @@ class Job:
         if self.comm.on_cards:
             net.to(device=self.device)
             net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if not self.world.alone else net
+        elif fast_cpu:
+            with self.flight.during("work", "compiling of operators"):
+                log.info(f"CPU operators: {ops.fast_cpu(net)}")
         self._parameters = held_parameters(net, optimizer)
         settings = describe_optimizer(optimizer)
         check_same(self.comm, "parameters", describe_parameters(self._parameters))
@@ -480,7 +484,8 @@ class Job:
         model = unwrap(net)
         with self.flight.during("export", "export"):
             self._same_buffers(model)
-            facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
+            with ops.stock(model):
+                facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
         log.info(
             f"exported to {target}: static and dynamic outputs agree within {facts['parity']['largest_error']:.1e}"
         )

@@ -104,9 +104,16 @@ def start(
     return running
 
 
-def run(function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, timeout: float = 120) -> list[Any]:
+def run(
+    function: Callable[..., Any],
+    ranks: int,
+    directory: Path,
+    *arguments: Any,
+    timeout: float = 120,
+    env: dict[str, str] | None = None,
+) -> list[Any]:
     """Run to the end and return what each rank returned; a rank that raised or died fails the test."""
-    ends = start(function, ranks, directory, *arguments).wait(timeout)
+    ends = start(function, ranks, directory, *arguments, env=env).wait(timeout)
     for number, rank in enumerate(ends):
         assert rank.code == 0 and rank.error is None, (
             f"rank {number} of {function.__name__}: {rank.error or rank.code}\n{rank.output[-3000:]}"

@@ -149,6 +149,13 @@ class Job:
             time.sleep(0.1)
         return None
 
+    def left(self, seconds: float) -> list[psutil.Process]:
+        """What does not end by itself. A trainer whose launcher dies while it starts finds out after its imports."""
+        deadline = time.monotonic() + seconds
+        while (found := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
     def end(self) -> None:
         for process in self.processes():
             process.kill()
@@ -240,7 +247,7 @@ def kills(count: int, seed: int, scratch: Path) -> dict:
                 _kill_one(job, choose, told)
             finally:
                 codes = job.wait(60)
-                left = job.processes()
+                left = job.left(15)
                 told["left"] += len(left)
                 job.end()
                 if left:
@@ -374,7 +381,7 @@ def one(
             records = job.records()
             said = [r.words["time"] for r in records.values() if r.words and r.words["kind"] != "ended"]
             told["seconds"] = round(max(0.0, min(said) - began), 2) if said else told["over"]
-            left = job.processes()
+            left = job.left(15)
             told["left"] = len(left)
             answer = cause.answer([place / "run", *job.logs])
         finally:

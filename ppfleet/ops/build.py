@@ -1,0 +1,90 @@
+"""Compiles the operators on first use, once a machine and Paddle version, and loads them."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import paddle
+from paddle.base import core
+
+from ppfleet import log
+from ppfleet.errors import FleetError
+
+SOURCES = ("kernels_avx2.cc", "kernels_portable.cc", "operators.cc")
+_HERE = Path(__file__).parent
+_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi"]
+
+
+@functools.lru_cache(None)
+def load() -> str | None:
+    """Make the operators known to Paddle; where that cannot be done: why not."""
+    try:
+        core.load_op_meta_info_and_register_op(str(_built()))
+    except (OSError, FleetError, RuntimeError) as failure:
+        return str(failure)
+    return None
+
+
+def _built() -> Path:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise FleetError(f"there are none for {platform.machine()}")
+    libraries = _libraries()
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise FleetError("there is no C++ compiler (Debian: apt-get install g++)")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    facts = [paddle.__version__, paddle.version.commit, version, *_FLAGS, *map(str, libraries), *platform.libc_ver()]
+    contents = [path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in (".cc", ".h", ".inc")]
+    key = hashlib.sha256(b"\0".join([*contents, *(fact.encode() for fact in facts)])).hexdigest()[:16]
+    cache = Path(os.environ.get("PPFLEET_CACHE") or Path.home() / ".cache" / "ppfleet")
+    target = cache / f"operators-{key}.so"
+    if target.exists():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"operators-{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks of a host come at the same time: one compiles
+        if not target.exists():
+            log.say(f"compiling ppfleet's CPU operators for Paddle {paddle.__version__}: once, about 20 s")
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                _compile(compiler, libraries, Path(scratch)).replace(target)
+    return target
+
+
+def _libraries() -> list[Path]:
+    """What to link with. Threads are those of Paddle's own OpenMP: with a second one they would fight for the cores."""
+    root = Path(paddle.__file__).parent
+    needed = [root / "libs" / "libiomp5.so", root / "libs" / "libmklml_intel.so"]
+    missing = [path.name for path in needed if not path.exists()]
+    if missing:
+        raise FleetError(f"this build of Paddle comes without {' and '.join(missing)}")
+    paddles = [root / "base" / "libpaddle.so", *(root / "libs" / f"lib{n}.so" for n in ("phi", "phi_core", "common"))]
+    return [*needed, *(path for path in paddles if path.exists())]
+
+
+def _compile(compiler: str, libraries: list[Path], scratch: Path) -> Path:
+    include = Path(paddle.sysconfig.get_include())
+    objects = [scratch / f"{source}.o" for source in SOURCES]
+
+    def run(*command: str | Path) -> None:
+        done = subprocess.run([compiler, *command], capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            reason = next((line for line in lines if "error" in line), lines[-1] if lines else "no reason given")
+            raise FleetError(f"{compiler} failed: {reason}")
+
+    def compile_one(source: str, into: Path) -> None:
+        run(*_FLAGS, f"-I{include}", f"-I{include / 'third_party'}", "-c", _HERE / source, "-o", into)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(compile_one, SOURCES, objects))
+    run("-shared", "-o", scratch / "operators.so", *objects, *libraries, f"-Wl,-rpath,{libraries[0].parent}")
+    return scratch / "operators.so"

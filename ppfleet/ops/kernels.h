@@ -1,0 +1,46 @@
+// The kernels' table: one for each instruction set that kernels.inc is compiled for. Planes are NCHW, float32.
+#pragma once
+#include <cstdint>
+
+namespace ppfleet {
+
+enum Act { kNone = 0, kRelu = 1, kHardswish = 2 };
+
+struct Shape {  // of a batch of planes, and of what a convolution makes of them
+  int batch, channels, height, width;
+  int kernel = 1, stride = 1, padding = 0, out_height = 0, out_width = 0;
+};
+
+struct BatchNorm {  // one float a channel
+  Act act;
+  bool batch_statistics;  // or the running ones
+  float momentum, epsilon;
+  const float *scale, *bias;
+  float *running_mean, *running_variance;
+  float *a, *b, *mean, *sharp;  // what the gradient needs: y = act(x a + b), the mean, and 1 / deviation
+};
+
+struct Kernels {
+  void (*depthwise)(const Shape&, const float* x, const float* w, float* y);
+  void (*depthwise_grad)(const Shape&, const float* x, const float* w, const float* dy, float* dx, float* dw);
+  // y = act(batch norm of x)
+  void (*batch_norm)(const Shape&, const BatchNorm&, const float* x, float* y);
+  void (*batch_norm_grad)(const Shape&, const BatchNorm&, const float* x, const float* dy, float* dx, float* dscale,
+                          float* dbias);
+  void (*plane_means)(int64_t planes, int size, const float* x, float* mean);
+  // y = x * scale, one scale a plane
+  void (*scale)(int64_t planes, int size, const float* x, const float* scale, float* y);
+  // the sum of x * dy of each plane
+  void (*plane_products)(int64_t planes, int size, const float* x, const float* dy, float* sum);
+  // dx = dy * scale + offset, one of each a plane
+  void (*scale_grad)(int64_t planes, int size, const float* dy, const float* scale, const float* offset, float* dx);
+  // For a dense convolution: an image with its border, and for `rows` rows of the output from `first` on, what each
+  // weight is multiplied with, one line a weight.
+  int64_t (*padded_floats)(const Shape&);  // of one channel
+  void (*pad)(const Shape&, const float* x, float* padded);
+  void (*columns)(const Shape&, const float* padded, int first, int rows, float* lines);
+};
+
+extern const Kernels kPortable, kAvx2;
+
+}  // namespace ppfleet

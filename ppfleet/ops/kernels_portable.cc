@@ -1,0 +1,3 @@
+// The kernels for any processor.
+#define TABLE kPortable
+#include "kernels.inc"

@@ -1,0 +1,279 @@
+"""What all benchmarks share: contenders in processes of their own that take turns, medians, the machine, the table.
+
+Two frameworks cannot share a process, nor always an environment. So each contender is a worker: the same script,
+started by its own Python with `--worker`, which sets itself up and then runs some steps whenever it is told to. Only one
+computes at a time, and all of them in every round: a noisy machine disturbs all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, NoReturn
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the packages of this clone, not those of another one that is installed
+OURS, PEERS = sys.executable, str(ROOT / ".venv-peers/bin/python")
+# Intel's OpenMP, which Paddle brings along, lets idle threads spin for 200 ms: the next one waits until that is over.
+SPIN = 0.25
+# Memory is not given back to the kernel after every step, and comes in huge pages.
+ALLOCATOR = {
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
+    ":glibc.malloc.top_pad=268435456:glibc.malloc.hugetlb=1"
+}
+Case = dict[str, Any]
+Arrays = dict[str, Any]
+
+
+# The worker's side
+
+
+def serve(contenders: Mapping[str, Callable[[Case], Any]]) -> None:
+    """Be a worker, if the command line says so. A contender is a class with `run(steps)` and `check() -> arrays`."""
+    if sys.argv[1:2] != ["--worker"]:
+        return
+    name, case = sys.argv[2], json.loads(sys.argv[3])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.get("threads")])
+    contender = contenders[name](case)
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        order, argument = json.loads(line)
+        began = time.perf_counter()
+        told = getattr(contender, order)(*argument)
+        seconds = time.perf_counter() - began
+        if order == "check":
+            np.savez(argument[0], **told)
+            told = None
+        print(json.dumps([seconds, told]), file=answers, flush=True)
+    os._exit(0)  # without the farewells of libraries, which may hang
+
+
+# The parent's side
+
+
+@dataclass
+class Worker:
+    """A contender's process, as the parent sees it."""
+
+    name: str
+    case: Case
+    python: str = OURS
+    env: dict[str, str] = field(default_factory=dict)
+
+    def start(self, scratch: Path) -> None:
+        self.log = scratch / f"{self.name}.log"
+        threads = {"OMP_NUM_THREADS": str(self.case["threads"])} if "threads" in self.case else {}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [self.python, sys.argv[0], "--worker", self.name, json.dumps(self.case)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**environment(), **threads, **self.env},
+            )
+        if self._answer().strip() != "ready":
+            self.fail("did not start")
+
+    def ask(self, order: str, *arguments: Any) -> tuple[float, Any]:
+        """The seconds that it took, and the answer."""
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps([order, arguments]), file=self.process.stdin, flush=True)
+        line = self._answer()
+        if not line:
+            self.fail(f"died while it was to {order}")
+        seconds, told = json.loads(line)
+        return seconds, told
+
+    def _answer(self) -> str:
+        return self.process.stdout.readline()
+
+    def fail(self, what: str) -> NoReturn:
+        tail = self.log.read_text(errors="replace")[-3000:]
+        raise SystemExit(f"{tail}\n{sys.argv[0]}: {self.name} {what} ({self.case}); its output is above")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def started(workers: Iterable[Worker]) -> Iterator[list[Worker]]:
+    """The workers, one started after the other; ended after the block."""
+    running: list[Worker] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            for worker in workers:
+                say(f"  starting {worker.name}")
+                worker.start(Path(scratch))
+                running.append(worker)
+            yield running
+        finally:
+            for worker in running:
+                worker.end()
+
+
+def environment() -> dict[str, str]:
+    """This process' own without what would make workers unlike each other."""
+    apart = ("PADDLE_", "FLAGS_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLIBC_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
+    return {**env, "GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
+
+
+def same(workers: list[Worker], truth: Worker, tolerances: Mapping[str, float]) -> dict[str, float]:
+    """Raise unless all compute what `truth` does: the error of each array against its norm. Returns the largest.
+
+    Arrays are called "kind: name"; one whose norm is below the median of its kind is held against that: the gradient of
+    a bias before BatchNorm is 0 but for rounding.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        expected = _computed(truth, scratch)
+        norms = {key: float(np.linalg.norm(array)) for key, array in expected.items()}
+        kinds: dict[str, list[float]] = {}
+        for key, norm in norms.items():
+            kinds.setdefault(key.partition(":")[0], []).append(norm)
+        worst = {}
+        for worker in workers:
+            arrays = _computed(worker, scratch)
+            if {key: array.shape for key, array in arrays.items()} != {key: a.shape for key, a in expected.items()}:
+                raise SystemExit(
+                    f"{worker.name} and {truth.name} do not even compute arrays of the same names and shapes"
+                )
+            errors = {
+                key: float(np.linalg.norm(arrays[key] - expected[key]))
+                / max(norms[key], statistics.median(kinds[key.partition(":")[0]]))
+                for key in arrays
+            }
+            key = max(errors, key=errors.__getitem__)
+            say(f"  {worker.name} computes the same but for {errors[key]:.1e} ({key})")
+            if not errors[key] <= tolerances[worker.name]:
+                raise SystemExit(f"{worker.name} computes another {key} than {truth.name}: error {errors[key]:.2g}")
+            worst[worker.name] = errors[key]
+    return worst
+
+
+def _computed(worker: Worker, scratch: str) -> Arrays:
+    path = Path(scratch) / "arrays.npz"
+    worker.ask("check", str(path))
+    with np.load(path) as arrays:
+        return {name: arrays[name].astype(np.float64) for name in arrays.files}
+
+
+def take_turns(workers: list[Worker], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds a step of each worker in each round; a turn takes about `seconds`."""
+    steps = {}
+    for worker in workers:
+        worker.ask("run", 1)
+        steps[worker.name] = max(2, round(seconds / (worker.ask("run", 2)[0] / 2)))
+    times: dict[str, list[float]] = {worker.name: [] for worker in workers}
+    for turn in range(rounds):
+        for worker in workers if turn % 2 else workers[::-1]:
+            time.sleep(SPIN)
+            count = steps[worker.name]
+            times[worker.name].append(worker.ask("run", count)[0] / count)
+        say(f"  round {turn + 1} of {rounds}", end="\r")
+    return times
+
+
+def say(text: str, end: str = "\n") -> None:
+    if end == "\n" or sys.stderr.isatty():
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+# Figures
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return {"median": middle, "low": low, "high": high}
+
+
+def row(work: str, ours: list[float], peer: list[float], names: tuple[str, str], unit: str, **limits: float) -> dict:
+    """A line of the table: `ours` and `peer` are seconds for the same amount of work, round by round."""
+    return {
+        "work": work,
+        "ours": names[0],
+        "peer": names[1],
+        "unit": unit,
+        "figures": [spread(ours), spread(peer)],
+        "ratio": spread([theirs / mine for mine, theirs in zip(ours, peer)]),
+        **limits,
+    }
+
+
+def fill(name: str, shape: Iterable[int]) -> Any:
+    """The weight of that name, the same in every framework: by name and shape alone."""
+    shape = tuple(shape)
+    draw = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+    if len(shape) > 1:
+        inputs = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))  # a Linear of Paddle is inputs x outputs
+        return draw * np.float32((2 / inputs) ** 0.5)
+    if name.endswith("variance"):
+        return np.abs(draw) + 1
+    return draw * np.float32(0.1) + np.float32(name.endswith("weight"))
+
+
+def batch(size: int, pixels: int, classes: int = 1000) -> tuple[Any, Any]:
+    """Images and labels, the same for everybody."""
+    draw = np.random.RandomState(size * pixels)
+    images = draw.standard_normal((size, 3, pixels, pixels)).astype(np.float32)
+    return images, draw.randint(0, classes, size).astype(np.int64)
+
+
+def machine() -> dict[str, Any]:
+    """Where this was measured."""
+    cpu = Path("/proc/cpuinfo").read_text()
+    model = next((line.partition(":")[2].strip() for line in cpu.splitlines() if line.startswith("model name")), "?")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    flags = [flag for flag in ("avx2", "avx512f") if f" {flag}" in cpu]
+    return {
+        "cpu": f"{model} ({platform.machine()}, {', '.join(flags) or 'no AVX2'})",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": f"{memory:.0f} GiB",
+        "system": f"Linux {platform.release()}, {' '.join(platform.libc_ver())}",
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "load before": round(os.getloadavg()[0], 2),
+        "versions": {**versions(OURS), **versions(PEERS)},
+    }
+
+
+def versions(python: str) -> dict[str, str]:
+    packages = ["paddlepaddle", "torch", "onnxruntime", "openvino", "opencv-python-headless", "numpy"]
+    code = (
+        "import json, sys, importlib.metadata as m\n"
+        "names = {d.metadata['Name']: d.version for d in m.distributions()}\n"
+        "print(json.dumps({name: names[name] for name in sys.argv[1:] if name in names}))"
+    )
+    try:
+        told = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return json.loads(told)
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="a few steps of the smallest case: does it work?")
+    made.add_argument("--output", default="output/bench", help="directory for JSON, table, plot (default: %(default)s)")
+    return made
+
+
+def need_peers() -> None:
+    if not Path(PEERS).exists():
+        raise SystemExit(f"{PEERS} is missing: `make bench` makes it, or `make .venv-peers/.ready`")

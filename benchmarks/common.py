@@ -1,8 +1,8 @@
 """What all benchmarks share: contenders in processes of their own that take turns, medians, the machine, the table.
 
 Two frameworks cannot share a process, nor always an environment. So each contender is a worker: the same script,
-started by its own Python with `--worker`, which sets itself up and then runs some steps whenever it is told to. Only one
-computes at a time, and all of them in every round: a noisy machine disturbs all alike.
+started by its own Python with `--worker`, which sets itself up and then runs some steps whenever it is told to. Only
+one computes at a time, and all of them in every round: a noisy machine disturbs all alike.
 """
 
 from __future__ import annotations
@@ -200,21 +200,15 @@ def say(text: str, end: str = "\n") -> None:
 
 
 def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     return {"median": middle, "low": low, "high": high}
 
 
-def row(work: str, ours: list[float], peer: list[float], names: tuple[str, str], unit: str, **limits: float) -> dict:
-    """A line of the table: `ours` and `peer` are seconds for the same amount of work, round by round."""
-    return {
-        "work": work,
-        "ours": names[0],
-        "peer": names[1],
-        "unit": unit,
-        "figures": [spread(ours), spread(peer)],
-        "ratio": spread([theirs / mine for mine, theirs in zip(ours, peer)]),
-        **limits,
-    }
+def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """How many times as fast we are, from seconds for the same work, round by round."""
+    told = spread([peer / mine for mine, peer in zip(ours, theirs)])
+    return {"value": told["median"], "low": told["low"], "high": told["high"]}
 
 
 def fill(name: str, shape: Iterable[int]) -> Any:
@@ -248,7 +242,7 @@ def machine() -> dict[str, Any]:
         "memory": f"{memory:.0f} GiB",
         "system": f"Linux {platform.release()}, {' '.join(platform.libc_ver())}",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "load before": round(os.getloadavg()[0], 2),
+        "load": round(os.getloadavg()[0], 2),
         "versions": {**versions(OURS), **versions(PEERS)},
     }
 

@@ -9,17 +9,22 @@ the same weights, and must have the same scores, gradients and weights after som
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
+import time
 from typing import Any
 
 import common
+import numpy as np
+import report
 from common import ALLOCATOR, OURS, PEERS, Arrays, Case, Worker, batch, fill
+from report import Row
 
 RATE, MOMENTUM, DECAY = 0.01, 0.9, 1e-4
 CHECKED = 2  # steps after which the weights are compared
 # Against float64. PyTorch in channels_last sums BatchNorm's gradients less exactly: 1e-2 of them is wrong at 224x224.
-TOLERANCES = {"ours": 3e-4, "Paddle": 3e-4, "PyTorch": 3e-4, "PyTorch channels_last": 5e-2}
+TOLERANCES = {"ours": 1e-4, "Paddle": 1e-4, "PyTorch": 1e-4, "PyTorch channels_last": 5e-2}
 
 
 class Paddle:
@@ -145,40 +150,139 @@ class Truth(Torch):
 CONTENDERS = {"ours": Ours, "Paddle": Paddle, "PyTorch": Torch, "PyTorch channels_last": TorchChannelsLast}
 
 
+class Machine:
+    """What one core could do at best: the fastest matrix product at hand, and memory."""
+
+    def __init__(self, case: Case) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self.torch = torch
+
+    def peak(self) -> float:
+        """FLOP/s of a large matrix product in float32."""
+        libraries = [(self.torch.ones(2048, 2048), self.torch.mm), (np.ones((2048, 2048), np.float32), np.matmul)]
+        return max(2 * 2048**3 / best(lambda: product(a, a)) for a, product in libraries)  # noqa: B023
+
+    def bandwidth(self) -> float:
+        """Bytes/s of a = b + 3 c, on arrays that fit into no cache."""
+        a, b, c = (self.torch.ones(2**26) for _ in range(3))
+        return 3 * 4 * 2**26 / best(lambda: self.torch.add(b, c, alpha=3, out=a))
+
+    def work(self) -> list[float]:
+        """FLOP and bytes of a training step, for an image of 224 x 224.
+
+        Each multiply-add is done once forward and twice backward, except for the gradient of the image. The output of
+        each convolution is written and read 14 times at least: forward it is written, read for BatchNorm's statistics,
+        read and written by BatchNorm with its activation, read by the next layer; backward come the two reads of
+        BatchNorm's sums, two and a write for its gradient, a read and a write for the input's gradient and two reads
+        for the weights'.
+        """
+        import torch_net
+
+        flops, outputs = [], []
+
+        def count(layer: Any, inputs: Any, output: Any) -> None:
+            if hasattr(layer, "weight") and layer.weight.dim() > 1:
+                flops.append(2 * output.numel() * layer.weight[0].numel())
+                outputs.append(output.numel() if output.dim() == 4 else 0)
+
+        net = torch_net.filled().eval()
+        for layer in net.modules():
+            layer.register_forward_hook(count)
+        net(self.torch.zeros(1, 3, 224, 224))
+        return [3 * sum(flops) - flops[0], 14 * 4 * sum(outputs)]
+
+
+def best(work: Any) -> float:
+    """The shortest of ten times, in seconds."""
+    times = []
+    for _ in range(10):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def bound() -> dict[str, float]:
+    """Images/s that one core could train at 224 x 224, if computing and moving data did not overlap."""
+    with common.started([Worker("machine", {"threads": 1}, PEERS)]) as (worker,):
+        peak, bandwidth, (flops, traffic) = (worker.ask(what)[1] for what in ("peak", "bandwidth", "work"))
+    told = {"peak": peak, "bandwidth": bandwidth, "flops": flops, "bytes": traffic}
+    common.say(f"one core: {peak / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
+    common.say(f"an image: {flops / 1e9:.3f} GFLOP, {traffic / 1e6:.0f} MB")
+    return {**told, "images_per_s": 1 / (flops / peak + traffic / bandwidth)}
+
+
+def measure(case: Case, allocator: str, names: list[str], rounds: int) -> dict[str, Any]:
+    """Seconds a step of each contender, round by round, and how exactly it computed."""
+    env = ALLOCATOR if allocator == "tuned" else {}
+    workers = [Worker(name, case, PEERS if name.startswith("PyTorch") else OURS, env) for name in names]
+    with common.started(workers):
+        with common.started([Worker("float64", case, PEERS)]) as (truth,):
+            errors = common.same(workers, truth, TOLERANCES)
+        return {"seconds": common.take_turns(workers, rounds, 0.5), "errors": errors}
+
+
 def main() -> None:
-    common.serve({**CONTENDERS, "float64": Truth})
+    common.serve({**CONTENDERS, "float64": Truth, "machine": Machine})
     parser = common.parser(__doc__)
-    parser.add_argument("--cases", default="224x16,64x32", help="pixels x batch (default: %(default)s)")
-    parser.add_argument("--threads", default="1,2", help="numbers of threads (default: %(default)s)")
-    parser.add_argument("--allocator", default="default,tuned", help="glibc's settings (default: %(default)s)")
-    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each contender (default: %(default)s)")
+    add = parser.add_argument
+    add("--cases", default="224x16,64x32", help="pixels x batch (default: %(default)s)")
+    add("--threads", default="1,2", help="numbers of threads (default: %(default)s)")
+    add("--allocator", default="default,tuned", help="glibc's own settings, or tuned ones (default: %(default)s)")
+    add("--contenders", default=",".join(CONTENDERS), help="(default: %(default)s)")
+    add("--rounds", type=int, default=10, help="turns of each contender (default: %(default)s)")
     o = parser.parse_args()
+    if o.quick:
+        o.cases, o.threads, o.allocator, o.rounds = "64x8", "1", "default", 2
     common.need_peers()
-    for shape in o.cases.split(","):
+    machine, rows, cases = common.machine(), [], []
+    limit = bound()
+    machine["bound"] = limit
+    for shape, threads, allocator in itertools.product(
+        *(text.split(",") for text in (o.cases, o.threads, o.allocator))
+    ):
         pixels, size = (int(number) for number in shape.split("x"))
-        for threads in (int(number) for number in o.threads.split(",")):
-            for allocator in o.allocator.split(","):
-                case = {"pixels": pixels, "batch": size, "threads": threads}
-                env = ALLOCATOR if allocator == "tuned" else {}
-                common.say(f"{pixels}x{pixels}, batch {size}, {threads} thread(s), {allocator} allocator")
-                workers = [
-                    Worker(name, case, PEERS if name.startswith("PyTorch") else OURS, env)
-                    for name in o.contenders.split(",")
-                ]
-                with common.started(workers):
-                    with common.started([Worker("float64", case, PEERS)]) as (truth,):
-                        common.same(workers, truth, TOLERANCES)
-                    times = common.take_turns(workers, o.rounds, 0.5)
-                ours = times.get("ours", next(iter(times.values())))
-                for name, seconds in times.items():
-                    middle = common.spread(seconds)["median"]
-                    ratio = common.spread([theirs / mine for mine, theirs in zip(ours, seconds)])
-                    print(
-                        f"{name:24} {1000 * middle:8.1f} ms {size / middle:8.1f} images/s   "
-                        f"ours is {ratio['median']:.2f}x as fast ({ratio['low']:.2f} to {ratio['high']:.2f})",
-                        flush=True,
-                    )
+        title = f"{pixels}×{pixels}, batch {size}, {threads} thread(s), {allocator} allocator"
+        common.say(title)
+        case = {"pixels": pixels, "batch": size, "threads": int(threads)}
+        told = measure(case, allocator, o.contenders.split(","), o.rounds)
+        speeds = {name: size / common.spread(seconds)["median"] for name, seconds in told["seconds"].items()}
+        cases.append({"title": title, "unit": "images/s", "values": speeds, **told})
+        rows += compare(title, told["seconds"], speeds, 1.15 if allocator == "tuned" else 1.2)
+        if pixels == 224 and threads == "1" and "ours" in speeds:
+            rows.append(share(title, speeds["ours"], limit))
+    report.write("train", o.output, rows, cases, machine)
+
+
+def compare(title: str, seconds: dict[str, list[float]], speeds: dict[str, float], floor: float) -> list[Row]:
+    """The rows of one case: against the strongest peer and against stock Paddle."""
+    return [
+        Row(
+            f"training step, {title}",
+            f"{speeds['ours']:.1f} images/s",
+            f"{peer}: {speeds[peer]:.1f}",
+            **common.ratio(seconds["ours"], seconds[peer]),
+            goal=goal,
+            floor=floor,
+        )
+        for peer, goal, floor in (("PyTorch channels_last", 1.5, floor), ("Paddle", 5.5, 4.2))
+        if "ours" in speeds and peer in speeds
+    ]
+
+
+def share(title: str, speed: float, limit: dict[str, float]) -> Row:
+    most = limit["images_per_s"]
+    machine = f"{limit['peak'] / 1e9:.0f} GFLOP/s, {limit['bandwidth'] / 1e9:.1f} GB/s"
+    return Row(
+        f"share of the machine's bound, {title}",
+        f"{speed:.1f} images/s",
+        f"bound: {most:.1f} ({machine})",
+        speed / most,
+        goal=0.75,
+        floor=0.6,
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import contextlib
 import json
 import os
 import platform
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -19,7 +21,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
@@ -49,68 +50,114 @@ def serve(contenders: Mapping[str, Callable[[Case], Any]]) -> None:
     name, case = sys.argv[2], json.loads(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.get("threads")])
+    if case.get("pinned"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case["threads"]])
     contender = contenders[name](case)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        order, argument = json.loads(line)
+        order, arguments = json.loads(line)
         began = time.perf_counter()
-        told = getattr(contender, order)(*argument)
+        told = getattr(contender, order)(*arguments)
         seconds = time.perf_counter() - began
         if order == "check":
-            np.savez(argument[0], **told)
-            told = None
+            np.savez(f"{case['scratch']}/{os.getpid()}.npz", **told)
+            told = os.getpid()
         print(json.dumps([seconds, told]), file=answers, flush=True)
+    if hasattr(contender, "close"):
+        contender.close()
     os._exit(0)  # without the farewells of libraries, which may hang
 
 
 # The parent's side
 
 
-@dataclass
 class Worker:
-    """A contender's process, as the parent sees it."""
+    """A contender's process, or processes where the case has several `ranks`, as the parent sees them."""
 
-    name: str
-    case: Case
-    python: str = OURS
-    env: dict[str, str] = field(default_factory=dict)
+    def __init__(self, name: str, case: Case, python: str = OURS, env: Mapping[str, str] | None = None) -> None:
+        self.name, self.case, self.python, self.env = name, case, python, env or {}
+        self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, scratch: Path) -> None:
-        self.log = scratch / f"{self.name}.log"
-        threads = {"OMP_NUM_THREADS": str(self.case["threads"])} if "threads" in self.case else {}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [self.python, sys.argv[0], "--worker", self.name, json.dumps(self.case)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**environment(), **threads, **self.env},
-            )
-        if self._answer().strip() != "ready":
+        ranks, self.scratch = self.case.get("ranks", 1), scratch
+        env = {**environment(), "OMP_NUM_THREADS": str(self.case["threads"]), **self.env}
+        self.logs = [scratch / f"{self.name} {rank}.log" for rank in range(ranks)]
+        endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks)]
+        command = [self.python, sys.argv[0], "--worker", self.name, json.dumps({**self.case, "scratch": str(scratch)})]
+        for rank, log in enumerate(self.logs):
+            with log.open("wb") as stderr:
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=stderr,
+                        text=True,
+                        env={**env, **(rank_variables(rank, endpoints) if ranks > 1 else {})},
+                        start_new_session=True,  # so that it can be ended with all that it started
+                    )
+                )
+        if self._answers() != ["ready\n"] * ranks:
             self.fail("did not start")
 
     def ask(self, order: str, *arguments: Any) -> tuple[float, Any]:
-        """The seconds that it took, and the answer."""
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps([order, arguments]), file=self.process.stdin, flush=True)
-        line = self._answer()
-        if not line:
+        """The seconds that it took, and rank 0's answer."""
+        for process in self.processes:
+            with contextlib.suppress(BrokenPipeError):
+                print(json.dumps([order, arguments]), file=process.stdin, flush=True)
+        lines = self._answers()
+        if not all(lines):
             self.fail(f"died while it was to {order}")
-        seconds, told = json.loads(line)
-        return seconds, told
+        told = [json.loads(line) for line in lines]
+        return max(seconds for seconds, _ in told), told[0][1]
 
-    def _answer(self) -> str:
-        return self.process.stdout.readline()
+    def check(self) -> Arrays:
+        """What rank 0 computes, as float64."""
+        _, pid = self.ask("check")
+        with np.load(self.scratch / f"{pid}.npz") as arrays:
+            return {name: arrays[name].astype(np.float64) for name in arrays.files}
+
+    def _answers(self) -> list[str]:
+        return [process.stdout.readline() for process in self.processes]
 
     def fail(self, what: str) -> NoReturn:
-        tail = self.log.read_text(errors="replace")[-3000:]
-        raise SystemExit(f"{tail}\n{sys.argv[0]}: {self.name} {what} ({self.case}); its output is above")
+        for log in self.logs:
+            print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
+        raise SystemExit(f"{sys.argv[0]}: {self.name} {what} ({self.case}); its output is above")
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        for process in self.processes:
+            process.stdin.close()
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def rank_variables(rank: int, endpoints: list[str]) -> dict[str, str]:
+    """What the launchers of Paddle and PyTorch would set."""
+    host, port = endpoints[0].split(":")
+    return {
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(len(endpoints)),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(endpoints)),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 @contextlib.contextmanager
@@ -121,8 +168,8 @@ def started(workers: Iterable[Worker]) -> Iterator[list[Worker]]:
         try:
             for worker in workers:
                 say(f"  starting {worker.name}")
-                worker.start(Path(scratch))
                 running.append(worker)
+                worker.start(Path(scratch))
             yield running
         finally:
             for worker in running:
@@ -142,50 +189,45 @@ def same(workers: list[Worker], truth: Worker, tolerances: Mapping[str, float]) 
     Arrays are called "kind: name"; one whose norm is below the median of its kind is held against that: the gradient of
     a bias before BatchNorm is 0 but for rounding.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        expected = _computed(truth, scratch)
-        norms = {key: float(np.linalg.norm(array)) for key, array in expected.items()}
-        kinds: dict[str, list[float]] = {}
-        for key, norm in norms.items():
-            kinds.setdefault(key.partition(":")[0], []).append(norm)
-        worst = {}
-        for worker in workers:
-            arrays = _computed(worker, scratch)
-            if {key: array.shape for key, array in arrays.items()} != {key: a.shape for key, a in expected.items()}:
-                raise SystemExit(
-                    f"{worker.name} and {truth.name} do not even compute arrays of the same names and shapes"
-                )
-            errors = {
-                key: float(np.linalg.norm(arrays[key] - expected[key]))
-                / max(norms[key], statistics.median(kinds[key.partition(":")[0]]))
-                for key in arrays
-            }
-            key = max(errors, key=errors.__getitem__)
-            say(f"  {worker.name} computes the same but for {errors[key]:.1e} ({key})")
-            if not errors[key] <= tolerances[worker.name]:
-                raise SystemExit(f"{worker.name} computes another {key} than {truth.name}: error {errors[key]:.2g}")
-            worst[worker.name] = errors[key]
+    expected = truth.check()
+    norms = {key: float(np.linalg.norm(array)) for key, array in expected.items()}
+    kinds: dict[str, list[float]] = {}
+    for key, norm in norms.items():
+        kinds.setdefault(key.partition(":")[0], []).append(norm)
+    worst = {}
+    for worker in workers:
+        arrays = worker.check()
+        if {key: array.shape for key, array in arrays.items()} != {key: a.shape for key, a in expected.items()}:
+            raise SystemExit(f"{worker.name} and {truth.name} do not even compute arrays of the same names and shapes")
+        errors = {
+            key: float(np.linalg.norm(arrays[key] - expected[key]))
+            / max(norms[key], statistics.median(kinds[key.partition(":")[0]]))
+            for key in arrays
+        }
+        key = max(errors, key=errors.__getitem__)
+        say(f"  {worker.name} computes the same but for {errors[key]:.1e} ({key})")
+        if not errors[key] <= tolerances[worker.name]:
+            raise SystemExit(f"{worker.name} computes another {key} than {truth.name}: error {errors[key]:.2g}")
+        worst[worker.name] = errors[key]
     return worst
 
 
-def _computed(worker: Worker, scratch: str) -> Arrays:
-    path = Path(scratch) / "arrays.npz"
-    worker.ask("check", str(path))
-    with np.load(path) as arrays:
-        return {name: arrays[name].astype(np.float64) for name in arrays.files}
-
-
-def take_turns(workers: list[Worker], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds a step of each worker in each round; a turn takes about `seconds`."""
+def take_turns(
+    workers: list[Worker], rounds: int, seconds: float, lead: int = 1, rest: float = SPIN
+) -> dict[str, list[float]]:
+    """Seconds a step of each worker in each round. A turn takes about `seconds`, after `lead` steps that do not count:
+    others had the caches, or batches were prepared in the meantime."""
     steps = {}
     for worker in workers:
-        worker.ask("run", 1)
+        worker.ask("run", lead + 1)
         steps[worker.name] = max(2, round(seconds / (worker.ask("run", 2)[0] / 2)))
     times: dict[str, list[float]] = {worker.name: [] for worker in workers}
     for turn in range(rounds):
         for worker in workers if turn % 2 else workers[::-1]:
-            time.sleep(SPIN)
+            time.sleep(rest)
             count = steps[worker.name]
+            if lead:
+                worker.ask("run", lead)
             times[worker.name].append(worker.ask("run", count)[0] / count)
         say(f"  round {turn + 1} of {rounds}", end="\r")
     return times
@@ -230,6 +272,10 @@ def batch(size: int, pixels: int, classes: int = 1000) -> tuple[Any, Any]:
     return images, draw.randint(0, classes, size).astype(np.int64)
 
 
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def machine() -> dict[str, Any]:
     """Where this was measured."""
     cpu = Path("/proc/cpuinfo").read_text()
@@ -238,7 +284,7 @@ def machine() -> dict[str, Any]:
     flags = [flag for flag in ("avx2", "avx512f") if f" {flag}" in cpu]
     return {
         "cpu": f"{model} ({platform.machine()}, {', '.join(flags) or 'no AVX2'})",
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory": f"{memory:.0f} GiB",
         "system": f"Linux {platform.release()}, {' '.join(platform.libc_ver())}",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),

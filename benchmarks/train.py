@@ -56,7 +56,7 @@ class Paddle:
             self.optimizer.step()
             self.optimizer.clear_grad()
 
-    def check(self, path: str) -> Arrays:
+    def check(self) -> Arrays:
         scores = self.net(self.images)
         self.loss(scores, self.labels).backward()
         named = {name: p for name, p in self.net.named_parameters() if not p.stop_gradient}
@@ -123,7 +123,7 @@ class Torch:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def check(self, path: str) -> Arrays:
+    def check(self) -> Arrays:
         scores = self.net(self.images)
         self.torch.nn.functional.cross_entropy(scores, self.labels).backward()
         gradients = self.torch_net.like_paddle((name, p.grad) for name, p in self.net.named_parameters())
@@ -206,7 +206,7 @@ def best(work: Any) -> float:
 
 def bound() -> dict[str, float]:
     """Images/s that one core could train at 224 x 224, if computing and moving data did not overlap."""
-    with common.started([Worker("machine", {"threads": 1}, PEERS)]) as (worker,):
+    with common.started([Worker("machine", {"threads": 1, "pinned": True}, PEERS)]) as (worker,):
         peak, bandwidth, (flops, traffic) = (worker.ask(what)[1] for what in ("peak", "bandwidth", "work"))
     told = {"peak": peak, "bandwidth": bandwidth, "flops": flops, "bytes": traffic}
     common.say(f"one core: {peak / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
@@ -246,7 +246,7 @@ def main() -> None:
         pixels, size = (int(number) for number in shape.split("x"))
         title = f"{pixels}×{pixels}, batch {size}, {threads} thread(s), {allocator} allocator"
         common.say(title)
-        case = {"pixels": pixels, "batch": size, "threads": int(threads)}
+        case = {"pixels": pixels, "batch": size, "threads": int(threads), "pinned": True}
         told = measure(case, allocator, o.contenders.split(","), o.rounds)
         speeds = {name: size / common.spread(seconds)["median"] for name, seconds in told["seconds"].items()}
         cases.append({"title": title, "unit": "images/s", "values": speeds, **told})

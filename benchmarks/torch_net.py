@@ -29,16 +29,15 @@ BLOCKS = [
 
 
 class MobileNetV3Small(nn.Module):
-    def __init__(self, classes: int = 1000) -> None:
+    def __init__(self, classes: int = 1000, dropout: float = 0.0) -> None:
         super().__init__()
         self.conv = convolution(3, 16, 3, nn.Hardswish, stride=2)
         inside = [16, *(block[2] for block in BLOCKS)]
         self.blocks = nn.Sequential(*[Block(channels, *block) for channels, block in zip(inside, BLOCKS)])
         self.lastconv = convolution(96, 576, 1, nn.Hardswish)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        # No dropout: everybody is to compute the same.
         self.classifier = nn.Sequential(
-            nn.Linear(576, 1024), nn.Hardswish(inplace=True), nn.Identity(), nn.Linear(1024, classes)
+            nn.Linear(576, 1024), nn.Hardswish(inplace=True), nn.Dropout(dropout), nn.Linear(1024, classes)
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -91,7 +90,7 @@ def like_paddle(tensors: Any) -> dict[str, Any]:
 
 
 def filled(classes: int = 1000) -> MobileNetV3Small:
-    """The network with the weights that all contenders begin with."""
+    """The network with the weights that all contenders begin with; without dropout, so that all compute the same."""
     net = MobileNetV3Small(classes)
     with torch.no_grad():
         for name, tensor in like_paddle(net.state_dict().items()).items():

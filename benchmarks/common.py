@@ -128,7 +128,8 @@ class Worker:
     def fail(self, what: str) -> NoReturn:
         for log in self.logs:
             print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
-        raise SystemExit(f"{sys.argv[0]}: {self.name} {what} ({self.case}); its output is above")
+        case = {name: value for name, value in self.case.items() if not isinstance(value, list)}
+        raise SystemExit(f"{sys.argv[0]}: {self.name} {what} ({case}); its output is above")
 
     def end(self) -> None:
         children: list[int] = []
@@ -227,8 +228,8 @@ def same(workers: list[Worker], truth: Worker, tolerances: Mapping[str, Mapping[
 def take_turns(
     workers: list[Worker], rounds: int, seconds: float, lead: int = 1, rest: float = SPIN, order: str = "run"
 ) -> dict[str, list[float]]:
-    """Seconds a step of each worker in each round. A turn takes about `seconds` (0: one step), after `lead` steps that do
-    not count: others had the caches, or batches were prepared in the meantime."""
+    """Seconds a step of each worker in each round. A turn takes about `seconds` (0: one step), after `lead` steps that
+    do not count: others had the caches, or batches were prepared in the meantime."""
     steps = {}
     for worker in workers:
         worker.ask(order, lead + 1)

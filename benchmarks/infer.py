@@ -76,8 +76,7 @@ class Ours(Script):
     """deploy/inference_python/infer.py, by its own classes and defaults."""
 
     def load(self, models: str, threads: int) -> None:
-        sys.path.insert(0, str(ROOT / "deploy/inference_python"))
-        del sys.modules["infer"]  # this very file, where the worker was started as a script
+        sys.path.insert(0, str(ROOT / "deploy/inference_python"))  # before this directory, which has an infer.py, too
         import images
         import infer
 

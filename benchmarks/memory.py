@@ -3,8 +3,8 @@
     python benchmarks/memory.py                  # about 4 minutes on 2 cores
 
 Step time is fitted by a straight line, once over batch sizes and once over the number of pixels; no size may lie
-further from it than a tenth. Memory is what the process holds at most, against the first tenth of the steps. Start-up is
-from the start of a process until it could make its first step, against a process that imports Paddle.
+further from it than a tenth. Memory is what the process holds at most, against the first tenth of the steps. Start-up
+is from the start of a process until it could make its first step, against a process that imports Paddle.
 """
 
 from __future__ import annotations

@@ -55,7 +55,11 @@ class Pictures:
             random.seed(mix(0, 0, index))
         image = cv2.imread(self.paths[index % len(self.paths)], cv2.IMREAD_COLOR)
         left, top, width, height = self.crop(*image.shape[:2])
-        image = cv2.resize(image[top : top + height, left : left + width], (self.size, self.size))
+        image = image[top : top + height, left : left + width]
+        while min(image.shape[:2]) >= 2 * self.size:  # by averages: linear interpolation would skip pixels
+            rows, columns = image.shape[0] // 2, image.shape[1] // 2
+            image = cv2.resize(image[: 2 * rows, : 2 * columns], (columns, rows), interpolation=cv2.INTER_AREA)
+        image = cv2.resize(image, (self.size, self.size))
         if random.random() < 0.5:
             image = cv2.flip(image, 1)
         planes = np.empty((3, self.size, self.size), np.float32)

@@ -302,7 +302,7 @@ def machine() -> dict[str, Any]:
         "system": f"Linux {platform.release()}, {' '.join(platform.libc_ver())}",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "load": round(os.getloadavg()[0], 2),
-        "versions": {**versions(OURS), **versions(PEERS)},
+        "versions": {"Python": platform.python_version(), **versions(OURS), **versions(PEERS)},
     }
 
 

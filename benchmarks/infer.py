@@ -1,6 +1,6 @@
 """Inference with MobileNetV3-small: from JPEG files to labels, and the network alone. Ours against peers.
 
-    python benchmarks/infer.py                   # about 5 minutes on 2 cores
+    python benchmarks/infer.py                   # about 7 minutes on 2 cores
 
 Ours is deploy/inference_python/infer.py with its defaults. The others are scripts as a careful user writes them, with
 the same preprocessing and the same weights: Paddle Inference as it comes, ONNX Runtime (also with threads that prepare

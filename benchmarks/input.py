@@ -1,6 +1,6 @@
 """Input pipelines: JPEG files of 500 x 375 to batches of float32, 3 x 224 x 224; random crop, flip, normalised.
 
-    python benchmarks/input.py                   # about 2 minutes on 2 cores
+    python benchmarks/input.py                   # about 3 minutes on 2 cores
 
 Ours is `job.loader` on the model repo's data set; the others are the DataLoaders of Paddle and PyTorch on one data set
 written with care for OpenCV (benchmarks/pictures.py), with as many workers as there are cores. All must draw the same

@@ -1,6 +1,6 @@
 """Ranks on one host: how a training step scales from 1 to 2, and whole jobs from JPEG files to trained weights.
 
-    python benchmarks/scale.py                   # about 8 minutes on 2 cores
+    python benchmarks/scale.py                   # about 5 minutes on 2 cores
 
 A step: `Job` against Paddle's DataParallel and PyTorch's DistributedDataParallel (channels_last, fused optimizer), over
 gloo, one thread a rank. A whole job: files are read, decoded, cropped, trained on; a turn is an epoch, from the first

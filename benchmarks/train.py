@@ -1,6 +1,6 @@
 """A training step of MobileNetV3-small: forward, cross entropy, backward, step with momentum. Ours against peers.
 
-    make .venv-peers/.ready && python benchmarks/train.py        # about 8 minutes on 2 cores
+    make .venv-peers/.ready && python benchmarks/train.py        # about 10 minutes on 2 cores
 
 Ours is `Job`'s own loop; Paddle is its own network of paddle.vision in a loop written by hand; PyTorch is the same
 network, eager, and in the channels_last format with the fused optimizer. Batches lie ready in memory. All begin with

@@ -9,69 +9,50 @@ weights turned off. Then the time and size of a checkpoint against `paddle.save`
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+
+import common
+from common import Case, Worker
 
 NOTHING = type("Entry", (), {"operation": 0, "what": ""})()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    common.serve({"loops": Loops})
+    parser = common.parser(__doc__)
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks to measure (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=150, help="pairs of steps to measure (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=16, help="a rank (default: %(default)s)")
     parser.add_argument("--image-size", type=int, default=64, help="pixels (default: %(default)s)")
-    parser.add_argument("--output", default="output/bench/overhead.json", help="the figures (default: %(default)s)")
-    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        return measure(arguments)
-
-    results = []
-    for ranks in [int(number) for number in arguments.ranks.split(",")]:
-        results.append(launch(ranks, arguments))
+    o = parser.parse_args()
+    machine, results = common.machine(), []
+    for ranks in (int(number) for number in o.ranks.split(",")):
+        pairs = 5 if o.quick else o.pairs
+        case = {"ranks": ranks, "threads": 1, "pairs": pairs, "batch": o.batch_size, "pixels": o.image_size}
+        with common.started([Worker("loops", case)]) as (worker,):
+            results.append(worker.ask("measure")[1])
         show(results[-1])
-    output = Path(arguments.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"machine": machine(), "results": results}, indent=1))
-    print(f"\n{machine()}; figures in {output}")
-    return 0
+    output = Path(o.output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "overhead.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+    print(f"\n{machine['cpu']}, {machine['cores']} cores; figures in {output}/overhead.json")
 
 
-def launch(ranks: int, arguments: argparse.Namespace) -> dict:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    endpoints = [f"127.0.0.1:{port + rank}" for rank in range(ranks)]
-    with tempfile.TemporaryDirectory() as scratch:
-        result = Path(scratch) / "result.json"
-        processes = []
-        for rank in range(ranks):
-            env = dict(os.environ, OMP_NUM_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore")
-            if ranks > 1:
-                env.update(
-                    PADDLE_TRAINER_ID=str(rank),
-                    PADDLE_TRAINERS_NUM=str(ranks),
-                    PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
-                    PADDLE_CURRENT_ENDPOINT=endpoints[rank],
-                )
-            processes.append(subprocess.Popen([sys.executable, *sys.argv, "--worker", str(result)], env=env))
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise SystemExit("a rank of the benchmark failed")
-        return json.loads(result.read_text())
+class Loops:
+    """The loops that are compared, all in one process of each rank."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def measure(self) -> dict:
+        return measure(self.case)
 
 
-def measure(arguments: argparse.Namespace) -> int:
+def measure(case: Case) -> dict:
     import numpy as np
     import paddle
     import paddle.nn.functional as F
@@ -81,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
     class Pictures(paddle.io.Dataset):
         def __init__(self) -> None:
-            shape = (64, 3, arguments.image_size, arguments.image_size)
+            shape = (64, 3, case["pixels"], case["pixels"])
             self.pictures = np.random.RandomState(0).standard_normal(shape).astype("float32")
 
         def __len__(self) -> int:
@@ -94,10 +75,10 @@ def measure(arguments: argparse.Namespace) -> int:
         net = mobilenet_v3_small(num_classes=10)
         return net, paddle.optimizer.Momentum(0.01, parameters=net.parameters(), weight_decay=1e-4)
 
-    scratch = Path(arguments.worker).parent
+    scratch = Path(case["scratch"])
     job = ppfleet.Job(scratch / "run", device="cpu", log_every=10**9)
     ours, our_optimizer = job.prepare(*make())
-    data = job.loader(Pictures(), arguments.batch_size, shuffle=True)
+    data = job.loader(Pictures(), case["batch"], shuffle=True)
 
     def through_job():
         for pictures, labels in job.steps(data):
@@ -106,7 +87,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
     plain, plain_optimizer = make()
     by_hand_net = plain if job.world.alone else paddle.DataParallel(plain)
-    sampler = paddle.io.DistributedBatchSampler(Pictures(), arguments.batch_size, shuffle=True, drop_last=True)
+    sampler = paddle.io.DistributedBatchSampler(Pictures(), case["batch"], shuffle=True, drop_last=True)
     loader = paddle.io.DataLoader(Pictures(), batch_sampler=sampler, num_workers=0)
 
     def by_hand():
@@ -120,7 +101,7 @@ def measure(arguments: argparse.Namespace) -> int:
     steps = through_job()
     loops = {"job": steps, "bare": steps, "hand": by_hand()}
     times = {name: [] for name in loops}
-    for pair in range(arguments.pairs + 10):
+    for pair in range(case["pairs"] + 10):
         for name in ("job", "bare", "hand") if pair % 2 else ("hand", "bare", "job"):
             watched(job, name != "bare")
             began = time.perf_counter()
@@ -139,29 +120,26 @@ def measure(arguments: argparse.Namespace) -> int:
             paddle.save(plain.state_dict(), str(scratch / "plain.pdparams"))
             paddle.save(plain_optimizer.state_dict(), str(scratch / "plain.pdopt"))
         saves["paddle"].append(time.perf_counter() - began)
-    if job.world.first:
-        checkpoint = (scratch / "run/checkpoints/latest").resolve()
-        quarters = {
-            other: statistics.quantiles([a / b for a, b in zip(times["job"], times[other])], n=4)
-            for other in ("hand", "bare")
-        }
-        result = {
-            "ranks": job.world.size,
-            "step_ms": {name: 1000 * statistics.median(values) for name, values in times.items()},
-            "ratio": statistics.median(times["job"]) / statistics.median(times["hand"]),
-            "ratio_of_pairs": {
-                other: {"median": middle, "quartiles": [low, high]} for other, (low, middle, high) in quarters.items()
-            },
-            "save_ms": {name: 1000 * statistics.median(values) for name, values in saves.items()},
-            "save_mb": {
-                "job": sum(part.stat().st_size for part in checkpoint.iterdir()) / 1e6,
-                "paddle": sum((scratch / name).stat().st_size for name in ("plain.pdparams", "plain.pdopt")) / 1e6,
-            },
-            "pairs": arguments.pairs,
-            "paddle": paddle.__version__,
-        }
-        Path(arguments.worker).write_text(json.dumps(result))
-    return 0
+    checkpoint = (scratch / "run/checkpoints/latest").resolve()
+    quarters = {
+        other: statistics.quantiles([a / b for a, b in zip(times["job"], times[other])], n=4)
+        for other in ("hand", "bare")
+    }
+    return {
+        "ranks": job.world.size,
+        "step_ms": {name: 1000 * statistics.median(values) for name, values in times.items()},
+        "ratio": statistics.median(times["job"]) / statistics.median(times["hand"]),
+        "ratio_of_pairs": {
+            other: {"median": middle, "quartiles": [low, high]} for other, (low, middle, high) in quarters.items()
+        },
+        "save_ms": {name: 1000 * statistics.median(values) for name, values in saves.items()},
+        "save_mb": {
+            "job": sum(part.stat().st_size for part in checkpoint.iterdir()) / 1e6,
+            "paddle": sum((scratch / name).stat().st_size for name in ("plain.pdparams", "plain.pdopt")) / 1e6,
+        },
+        "pairs": case["pairs"],
+        "paddle": paddle.__version__,
+    }
 
 
 def watched(job, on: bool) -> None:
@@ -197,10 +175,6 @@ def show(result: dict) -> None:
         f"paddle.save {save['paddle']:.0f} ms, {size['paddle']:.1f} MB",
         flush=True,
     )
-
-
-def machine() -> str:
-    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

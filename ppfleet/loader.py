@@ -1,4 +1,4 @@
-"""Batches in the sampler's order: per-sample randomness, worker processes, masks, a check of shared memory.
+"""Batches in the sampler's order: per-sample randomness, threads or worker processes, masks, a check of shared memory.
 
 Every sample is drawn with `random` and `numpy.random` freshly seeded from (seed, epoch, index), so augmentation does
 not depend on the number of workers or ranks, nor on where a run was interrupted.
@@ -20,7 +20,7 @@ import paddle
 from paddle.io import DataLoader, Dataset, IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 
-from ppfleet import log
+from ppfleet import inplace, log
 from ppfleet.errors import DataError, FleetError, named
 from ppfleet.sampler import Batch, Plan, mix
 
@@ -52,8 +52,10 @@ class Loader:
         self.real = 0  # samples of the global batch in hand
         self.mask = np.ones(plan.batch_size, dtype=bool)
         self.weights = paddle.ones([plan.batch_size])
+        self._dataset = dataset
         self._samples = _Seeded(dataset, plan.seed)
         self._workers = workers
+        self._in_place = collate is None and inplace.fits(dataset)
         self._collate = collate or default_collate_fn
         self._local_size = local_size
         self._shared_memory: bool | None = None
@@ -79,6 +81,9 @@ class Loader:
             yield data
 
     def _read(self, keys: _Keys) -> Iterator[Any]:
+        if self._in_place:
+            yield from inplace.read(self._dataset, keys, self.plan.seed, self._workers)
+            return
         draw = _Draw(self._samples, self._collate)
         if not self._workers or not len(keys):
             # Not Paddle's own path for zero workers: that reads ahead in a thread, and the global generators with it.
@@ -186,7 +191,7 @@ def make_loader(
 ) -> Loader:
     """The loader that fits the data set; a DataError says what to change where none does."""
     if workers < 0:
-        raise DataError(f"workers={workers}: take 0 to load in the training process, or the number of worker processes")
+        raise DataError(f"workers={workers}: take 0 to load in the loop itself, or the number of threads or processes")
     if isinstance(dataset, IterableDataset):
         if workers or plan["shuffle"]:
             raise DataError(

@@ -70,20 +70,20 @@ def resize_and_crop(image: Image, resize_short: int, crop: int) -> Image:
     return image[top : top + crop, left : left + crop]
 
 
-def normalise(image: Image, mean: Iterable[float], std: Iterable[float]) -> Image:
-    """RGB of 8 bits, height x width x 3, to float32, 3 x height x width."""
-    planes = np.empty((3, *image.shape[:2]), np.float32)
-    for channel, (centre, spread) in enumerate(zip(mean, std)):
-        np.multiply(image[..., channel], np.float32(1 / (255 * spread)), out=planes[channel])
-        planes[channel] -= np.float32(centre / spread)
+def normalise(image: Image, mean: Iterable[float], std: Iterable[float], out: Image | None = None) -> Image:
+    """RGB of 8 bits, height x width x 3, to float32, 3 x height x width: in `out`, or in a new array."""
+    planes = np.empty((3, *image.shape[:2]), np.float32) if out is None else out
+    for plane, colour, centre, spread in zip(planes, cv2.split(image), mean, std):
+        np.multiply(colour, np.float32(1 / (255 * spread)), out=plane)
+        plane -= np.float32(centre / spread)
     return planes
 
 
-def prepare(path: str | Path, how: Mapping[str, Any]) -> Image:
-    """The network's input for one file, as evaluation and deployment see it."""
+def prepare(path: str | Path, how: Mapping[str, Any], out: Image | None = None) -> Image:
+    """The network's input for one file, as evaluation and deployment see it: in `out`, or in a new array."""
     image = read(path)
     try:
         image = resize_and_crop(image, how["resize_short"], how["crop"])
     except cv2.error as failure:
         raise BadImage(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be resized ({failure.err})") from None
-    return normalise(image, how["mean"], how["std"])
+    return normalise(image, how["mean"], how["std"], out)

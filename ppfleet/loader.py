@@ -57,6 +57,8 @@ class Loader:
         self._workers = workers
         self._in_place = collate is None and inplace.fits(dataset)
         self._collate = collate or default_collate_fn
+        # Paddle's own collation makes new arrays; of a user's we do not know who else holds them.
+        self._tensor = paddle.to_tensor if collate else inplace.tensor_over
         self._local_size = local_size
         self._shared_memory: bool | None = None
 
@@ -88,7 +90,7 @@ class Loader:
         if not self._workers or not len(keys):
             # Not Paddle's own path for zero workers: that reads ahead in a thread, and the global generators with it.
             for key in keys:
-                yield to_tensors(draw(key))
+                yield to_tensors(draw(key), self._tensor)
             return
         loader = DataLoader(
             draw,
@@ -183,7 +185,7 @@ class StreamLoader(Loader):
         mine = [group[place % len(group)] for place in range(start, start + self.plan.batch_size)]
         real = min(max(len(group) - start, 0), self.plan.batch_size)
         self._expose(Batch((), real, len(group), position))
-        return to_tensors(self._collate(mine))
+        return to_tensors(self._collate(mine), self._tensor)
 
 
 def make_loader(
@@ -298,14 +300,14 @@ class _Deaths:
 _deaths = _Deaths()
 
 
-def to_tensors(data: Any) -> Any:
+def to_tensors(data: Any, tensor: Callable[[Any], Any]) -> Any:
     """The arrays of a collated batch as tensors on the current device; other leaves as they are."""
     if isinstance(data, np.ndarray):
-        return paddle.to_tensor(data)
+        return tensor(data)
     if isinstance(data, dict):
-        return {name: to_tensors(value) for name, value in data.items()}
+        return {name: to_tensors(value, tensor) for name, value in data.items()}
     if isinstance(data, (list, tuple)) and not all(isinstance(item, (str, bytes)) for item in data):
-        return [to_tensors(item) for item in data]
+        return [to_tensors(item, tensor) for item in data]
     return data
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 import cv2
 import numpy as np
 
+from deploy.inference_python.preprocess import Image, resize
+
 if TYPE_CHECKING:
     from ppfleet.inplace import Chance
 
-Image = np.ndarray[Any, Any]
 STEPS = ("flip", "jitter", "rand")  # what --augment may list, in the order of application
 _GREY = (124, 116, 104)  # ImageNet's mean colour, where a turned image leaves its corners empty
 
@@ -44,7 +45,7 @@ def random_crop(image: Image, size: int, smallest: float, chance: Chance) -> Ima
     else:  # a very long image: its largest part of a bearable shape
         w, h = min(width, max(1, round(height * 4 / 3))), min(height, max(1, round(width * 4 / 3)))
     top, left = chance.randint(0, height - h), chance.randint(0, width - w)
-    return cv2.resize(image[top : top + h, left : left + w], (size, size), interpolation=cv2.INTER_LINEAR)
+    return resize(image[top : top + h, left : left + w], size, size)
 
 
 def jitter(image: Image, chance: Chance, strength: float = 0.4) -> Image:

@@ -87,6 +87,21 @@ def test_the_short_side_is_resized_then_the_centre_is_cut():
     assert 0.3 < (preprocess.resize_and_crop(shifted, 36, 32) == 255).mean() < 0.6
 
 
+@pytest.mark.parametrize("shape", [(128, 128), (129, 135), (301, 256), (130, 700)])
+def test_no_pixel_is_skipped_in_a_small_picture_of_a_large_one(shape):
+    image = np.zeros((*shape, 3), np.uint8)
+    image[:, ::4] = image[:, 1::4] = 255  # lines, of which a small picture must show the mean
+    seen = preprocess.resize_and_crop(image, 32, 32)
+    assert seen.shape == (32, 32, 3) and seen.min() > 100 and seen.max() < 155
+
+
+def test_a_crop_skips_no_pixel():
+    image = np.zeros((256, 256, 3), np.uint8)
+    image[:, ::4] = image[:, 1::4] = 255
+    seen = [augment.random_crop(image, 32, 0.5, random.Random(seed)) for seed in range(10)]
+    assert np.min(seen) > 64 and np.max(seen) < 191
+
+
 def test_normalisation_is_the_textbooks():
     image = noise(8, 8, 3)
     mean, std = np.array(HOW["mean"]), np.array(HOW["std"])

@@ -1,14 +1,12 @@
 """Data sets whose samples any thread may draw, each straight into its row of the batch: nothing is pickled or copied.
 
-A batch's memory becomes the tensor's; it is used again when the last tensor over it is gone.
+The batch's array is the tensor: on a CPU it is not copied either.
 """
 
 from __future__ import annotations
 
-import ctypes
 import random
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,8 +23,6 @@ Array = np.ndarray[Any, Any]
 Chance = Union[random.Random, ModuleType]  # a generator of the sample's own, or the module `random`
 Key = tuple[int, int]  # epoch and index
 _AHEAD = 2  # batches that are drawn while one is in the loop's hands
-_ALIGNED = 64  # bytes: a line of the cache, the widest register
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
 class InPlaceDataset(Dataset):
@@ -55,11 +51,10 @@ def fits(dataset: Any) -> bool:
 
 def read(dataset: InPlaceDataset, batches: Iterable[Sequence[Key]], seed: int, threads: int) -> Iterator[Any]:
     """The batches in their order, drawn by `threads`, or by the caller where there are none: the same bytes."""
-    _keep_freed_memory()
-    memory, stop = _Memory(), threading.Event()
+    stop = threading.Event()
     if not threads:
         for keys in batches:
-            batch = _Batch(dataset, keys, seed, memory)
+            batch = _Batch(dataset, keys, seed)
             batch.draw(range(len(keys)), stop)
             yield batch.tensors()
         return
@@ -67,7 +62,7 @@ def read(dataset: InPlaceDataset, batches: Iterable[Sequence[Key]], seed: int, t
     coming: deque[tuple[_Batch, list[Future[None]]]] = deque()
     try:
         for keys in batches:
-            batch = _Batch(dataset, keys, seed, memory)
+            batch = _Batch(dataset, keys, seed)
             shares = [range(first, len(keys), threads) for first in range(threads)]
             coming.append((batch, [pool.submit(batch.draw, rows, stop) for rows in shares]))
             if len(coming) > _AHEAD:
@@ -92,9 +87,9 @@ def tensor_over(array: Array) -> Any:
 class _Batch:
     """A batch while its rows are drawn."""
 
-    def __init__(self, dataset: InPlaceDataset, keys: Sequence[Key], seed: int, memory: _Memory) -> None:
+    def __init__(self, dataset: InPlaceDataset, keys: Sequence[Key], seed: int) -> None:
         self._dataset, self._keys, self._seed = dataset, keys, seed
-        self._arrays = [memory.array((len(keys), *shape), np.dtype(dtype)) for shape, dtype in dataset.fields]
+        self._arrays = [np.empty((len(keys), *shape), dtype) for shape, dtype in dataset.fields]
         self._failures: list[tuple[int, Exception]] = []
 
     def draw(self, rows: Iterable[int], stop: threading.Event) -> None:
@@ -119,39 +114,3 @@ def _done(batch: _Batch, shares: Sequence[Future[None]]) -> list[Any]:
     for share in shares:
         share.result()
     return batch.tensors()
-
-
-class _Memory:
-    """Arrays whose memory is used again when they are gone: new memory costs a page fault every few KB."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[Array]] = {}
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        size = int(np.prod(shape)) * dtype.itemsize
-        free = self._free.setdefault(size, [])
-        block = free.pop() if free else _aligned(size)
-        array = block.view(dtype).reshape(shape)
-        # The tensor holds this very object, and nothing else does after the batch was handed over.
-        weakref.finalize(array, self._give_back, free, block).atexit = False
-        return array
-
-    @staticmethod
-    def _give_back(free: list[Array], block: Array) -> None:
-        if len(free) <= _AHEAD:  # a loop that kept many batches does not bind their memory for ever
-            free.append(block)
-
-
-def _aligned(size: int) -> Array:
-    block = np.empty(size + _ALIGNED, np.uint8)
-    start = -block.ctypes.data % _ALIGNED
-    return block[start : start + size]
-
-
-def _keep_freed_memory() -> None:
-    """glibc gives freed memory of an image's size back to the kernel at once, and the next image faults it in again
-    page by page: half as long as decoding it takes."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, 128 << 20)
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most it takes

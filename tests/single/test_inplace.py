@@ -157,43 +157,38 @@ def test_threads_are_two_batches_ahead_and_no_more(tmp_path):
     assert run(ahead, 1, tmp_path) == [[8] * 14 + [4, 0]]
 
 
-def memory(threads):
-    """Batches that are kept stay as they were; memory of those that are not is used again."""
+def kept(threads):
+    """A view of each batch of a pass, when the batches themselves are gone, and others were drawn since."""
     import gc
 
-    import numpy as np
-
-    from ppfleet.inplace import InPlaceDataset
     from ppfleet.loader import make_loader
 
-    class Large(InPlaceDataset):
-        fields = [((1024,), np.float32)]
-        places = set()
-
-        def __len__(self):
-            return 400
-
-        def draw_into(self, sample, index, chance):
-            sample[0][:] = index
-            if index % 4 == 0:
-                self.places.add(sample[0].ctypes.data)
-
-    kept = [batch for (batch,) in make_loader(Large(), PLAN, threads)]
-    parts = [batch[1:2].reshape([-1]) for batch in kept]
-    del kept
-    alive = len(Large.places)
-    right = [np.unique(part.numpy()).tolist() for part in parts] == [[4.0 * n + 1] for n in range(100)]
-    del parts
-    gc.collect()
-    Large.places.clear()
-    for _ in make_loader(Large(), PLAN, threads):
-        pass
-    return [alive, right, len(Large.places) <= 6, all(place % 64 == 0 for place in Large.places)]
+    loader = make_loader(numbers(), PLAN, threads)
+    parts = [values[1:2].reshape([-1]) for values, _ in loader]
+    for _ in loader:
+        gc.collect()
+    return [part.tolist()[0] for part in parts]
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_memory_is_used_again_only_when_no_tensor_is_over_it(tmp_path, threads):
-    assert run(memory, 1, tmp_path, threads) == [[100, True, True, True]]
+def test_a_batch_lives_as_long_as_a_tensor_over_it(tmp_path, threads):
+    assert run(kept, 1, tmp_path, threads) == [[4.0 * number + 1 for number in range(16)]]
+
+
+def shared():
+    """Whether a tensor is the array's own memory, and what it says of itself."""
+    import numpy as np
+
+    from ppfleet.inplace import tensor_over
+
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = tensor_over(array)
+    array[1, 2] = 50
+    return [tensor.tolist(), tensor.stop_gradient, str(tensor.dtype), str(tensor.place)]
+
+
+def test_a_tensor_is_the_arrays_memory(tmp_path):
+    assert run(shared, 1, tmp_path) == [[[[0, 1, 2], [3, 4, 50]], True, "paddle.float32", "Place(cpu)"]]
 
 
 def own_getitem(workers):

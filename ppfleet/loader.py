@@ -1,4 +1,4 @@
-"""Batches in the sampler's order: per-sample randomness, worker processes, masks, a check of shared memory.
+"""Batches in the sampler's order: per-sample randomness, threads or worker processes, masks, a check of shared memory.
 
 Every sample is drawn with `random` and `numpy.random` freshly seeded from (seed, epoch, index), so augmentation does
 not depend on the number of workers or ranks, nor on where a run was interrupted.
@@ -20,7 +20,7 @@ import paddle
 from paddle.io import DataLoader, Dataset, IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 
-from ppfleet import log
+from ppfleet import inplace, log
 from ppfleet.errors import DataError, FleetError, named
 from ppfleet.sampler import Batch, Plan, mix
 
@@ -52,9 +52,13 @@ class Loader:
         self.real = 0  # samples of the global batch in hand
         self.mask = np.ones(plan.batch_size, dtype=bool)
         self.weights = paddle.ones([plan.batch_size])
+        self._dataset = dataset
         self._samples = _Seeded(dataset, plan.seed)
         self._workers = workers
+        self._in_place = collate is None and inplace.fits(dataset)
         self._collate = collate or default_collate_fn
+        # Paddle's own collation makes new arrays; of a user's we do not know who else holds them.
+        self._tensor = paddle.to_tensor if collate else inplace.tensor_over
         self._local_size = local_size
         self._shared_memory: bool | None = None
 
@@ -79,11 +83,14 @@ class Loader:
             yield data
 
     def _read(self, keys: _Keys) -> Iterator[Any]:
+        if self._in_place:
+            yield from inplace.read(self._dataset, keys, self.plan.seed, self._workers)
+            return
         draw = _Draw(self._samples, self._collate)
         if not self._workers or not len(keys):
             # Not Paddle's own path for zero workers: that reads ahead in a thread, and the global generators with it.
             for key in keys:
-                yield to_tensors(draw(key))
+                yield to_tensors(draw(key), self._tensor)
             return
         loader = DataLoader(
             draw,
@@ -178,7 +185,7 @@ class StreamLoader(Loader):
         mine = [group[place % len(group)] for place in range(start, start + self.plan.batch_size)]
         real = min(max(len(group) - start, 0), self.plan.batch_size)
         self._expose(Batch((), real, len(group), position))
-        return to_tensors(self._collate(mine))
+        return to_tensors(self._collate(mine), self._tensor)
 
 
 def make_loader(
@@ -186,7 +193,7 @@ def make_loader(
 ) -> Loader:
     """The loader that fits the data set; a DataError says what to change where none does."""
     if workers < 0:
-        raise DataError(f"workers={workers}: take 0 to load in the training process, or the number of worker processes")
+        raise DataError(f"workers={workers}: take 0 to load in the loop itself, or the number of threads or processes")
     if isinstance(dataset, IterableDataset):
         if workers or plan["shuffle"]:
             raise DataError(
@@ -293,14 +300,14 @@ class _Deaths:
 _deaths = _Deaths()
 
 
-def to_tensors(data: Any) -> Any:
+def to_tensors(data: Any, tensor: Callable[[Any], Any]) -> Any:
     """The arrays of a collated batch as tensors on the current device; other leaves as they are."""
     if isinstance(data, np.ndarray):
-        return paddle.to_tensor(data)
+        return tensor(data)
     if isinstance(data, dict):
-        return {name: to_tensors(value) for name, value in data.items()}
+        return {name: to_tensors(value, tensor) for name, value in data.items()}
     if isinstance(data, (list, tuple)) and not all(isinstance(item, (str, bytes)) for item in data):
-        return [to_tensors(item) for item in data]
+        return [to_tensors(item, tensor) for item in data]
     return data
 
 

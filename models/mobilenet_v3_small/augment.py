@@ -1,63 +1,66 @@
 """What training does to an image: crop, flip, colour jitter or RandAugment. OpenCV on 8-bit RGB.
 
-All chance comes from `random`, which the loader seeds for each sample: the same picture comes out on any number of
-ranks and workers, and after a resume.
+All chance comes from a generator that the loader seeds for each sample: the same picture comes out on any number of
+ranks and threads, and after a resume.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 import cv2
 import numpy as np
 
-Image = np.ndarray[Any, Any]
+from deploy.inference_python.preprocess import Image, resize
+
+if TYPE_CHECKING:
+    from ppfleet.inplace import Chance
+
 STEPS = ("flip", "jitter", "rand")  # what --augment may list, in the order of application
 _GREY = (124, 116, 104)  # ImageNet's mean colour, where a turned image leaves its corners empty
 
 
-def augment(image: Image, size: int, smallest: float, steps: Sequence[str]) -> Image:
+def augment(image: Image, size: int, smallest: float, steps: Sequence[str], chance: Chance) -> Image:
     """A random part of the image (`smallest`: the least share of its area) at `size` x `size`, then the steps."""
-    image = random_crop(image, size, smallest)
-    if "flip" in steps and random.random() < 0.5:
+    image = random_crop(image, size, smallest, chance)
+    if "flip" in steps and chance.random() < 0.5:
         image = cv2.flip(image, 1)
     if "jitter" in steps:
-        image = jitter(image)
+        image = jitter(image, chance)
     if "rand" in steps:
-        image = rand_augment(image)
+        image = rand_augment(image, chance)
     return image
 
 
-def random_crop(image: Image, size: int, smallest: float) -> Image:
+def random_crop(image: Image, size: int, smallest: float, chance: Chance) -> Image:
     height, width = image.shape[:2]
     for _ in range(10):
-        area = random.uniform(smallest, 1) * height * width
-        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        area = chance.uniform(smallest, 1) * height * width
+        ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             break
     else:  # a very long image: its largest part of a bearable shape
         w, h = min(width, max(1, round(height * 4 / 3))), min(height, max(1, round(width * 4 / 3)))
-    top, left = random.randint(0, height - h), random.randint(0, width - w)
-    return cv2.resize(image[top : top + h, left : left + w], (size, size), interpolation=cv2.INTER_LINEAR)
+    top, left = chance.randint(0, height - h), chance.randint(0, width - w)
+    return resize(image[top : top + h, left : left + w], size, size)
 
 
-def jitter(image: Image, strength: float = 0.4) -> Image:
+def jitter(image: Image, chance: Chance, strength: float = 0.4) -> Image:
     """Brightness, contrast and saturation, each by a factor of 1 +- strength, in random order."""
     changes = [brightness, contrast, saturation]
-    random.shuffle(changes)
+    chance.shuffle(changes)
     for change in changes:
-        image = change(image, random.uniform(1 - strength, 1 + strength))
+        image = change(image, chance.uniform(1 - strength, 1 + strength))
     return image
 
 
-def rand_augment(image: Image, count: int = 2, magnitude: float = 0.9) -> Image:
+def rand_augment(image: Image, chance: Chance, count: int = 2, magnitude: float = 0.9) -> Image:
     """`count` changes drawn at random, each at `magnitude` of its range (arXiv 1909.13719), in a random direction."""
-    for change, largest in random.choices(_CHANGES, k=count):
-        image = change(image, magnitude * largest * random.choice((-1, 1)))
+    for change, largest in chance.choices(_CHANGES, k=count):
+        image = change(image, magnitude * largest * chance.choice((-1, 1)))
     return image
 
 

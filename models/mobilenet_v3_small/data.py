@@ -12,13 +12,13 @@ from typing import Any
 
 import cv2
 import numpy as np
-from paddle.io import Dataset
 from tqdm import tqdm
 
 from deploy.inference_python import preprocess
 from models.mobilenet_v3_small.augment import augment
 from ppfleet import log
 from ppfleet.errors import DataError
+from ppfleet.inplace import Array, Chance, InPlaceDataset
 
 Sample = tuple[str, int]  # path and label
 _SHOWN = 50  # bad images that are named one by one
@@ -145,26 +145,29 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"cannot read {path}: {failure}") from None
 
 
-class Images(Dataset):
+class Images(InPlaceDataset):
     """`(image, label)`: prepared as evaluation and deployment do, or augmented for training."""
 
     def __init__(
         self, samples: Sequence[Sample], how: dict[str, Any], crop: float = 0, steps: Sequence[str] = ()
     ) -> None:
         """`how` is preprocess.settings(...). With `crop`, the least share of an image's area, it is a training set."""
-        cv2.setNumThreads(0)  # threads of OpenCV's own do not survive the fork of a loader's worker
+        cv2.setNumThreads(0)  # the loader's threads are enough; those of OpenCV's own do not survive a fork
         self.samples, self.how, self.crop, self.steps = samples, how, crop, steps
+        self.fields = [((3, how["crop"], how["crop"]), np.float32), ((), np.int64)]
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], np.int64]:
-        path, label = self.samples[index]
+    def draw_into(self, sample: Sequence[Array], index: int, chance: Chance) -> None:
+        planes, target = sample
+        path, target[...] = self.samples[index]
         try:
             if self.crop:
-                image = augment(preprocess.read(path), self.how["crop"], self.crop, self.steps)
-                return preprocess.normalise(image, self.how["mean"], self.how["std"]), np.int64(label)
-            return preprocess.prepare(path, self.how), np.int64(label)
+                image = augment(preprocess.read(path), self.how["crop"], self.crop, self.steps, chance)
+                preprocess.normalise(image, self.how["mean"], self.how["std"], planes)
+            else:
+                preprocess.prepare(path, self.how, planes)
         except preprocess.BadImage as failure:
             raise DataError(f"{failure} (--skip-bad-images leaves such images out)") from None
 

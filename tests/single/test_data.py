@@ -167,6 +167,46 @@ def test_unreadable_images_are_counted_and_left_out_on_all_ranks(tmp_path, folde
         assert kind == "DataError" and f"there are no images in the val set of {folder}" in message
 
 
+def drawn(root, steps):
+    """Hashes of what a training and an evaluation pass give: with threads, and with each sample on its own."""
+    import hashlib
+    import random
+
+    from deploy.inference_python import preprocess
+    from models.mobilenet_v3_small import data
+    from ppfleet.loader import make_loader
+    from ppfleet.sampler import mix
+
+    files, how = data.find(root), preprocess.settings(32)
+    plan = {"batch_size": 3, "rank": 0, "size": 1, "seed": 3, "shuffle": True, "tail": "pad"}
+    seen = []
+    for images in (data.Images(files.train, how, 0.3, steps), data.Images(files.train, how)):
+        for threads in (0, 1, 2, 5):
+            loader = make_loader(images, plan, threads)
+            batches = [pictures.numpy().tobytes() + labels.numpy().tobytes() for pictures, labels in loader]
+            seen.append(hashlib.sha256(b"".join(batches)).hexdigest())
+        batches = []
+        for batch in loader.plan.batches(0):
+            samples = []
+            for index in batch.indices:
+                random.seed(mix(3, 0, index))
+                samples.append(images[index])
+            batches += [np.stack(part).tobytes() for part in zip(*samples)]
+        seen.append(hashlib.sha256(b"".join(batches)).hexdigest())
+    return seen
+
+
+@pytest.mark.parametrize("steps", [[], ["flip"], ["flip", "jitter", "rand"]])
+def test_threads_give_the_bytes_that_one_by_one_gives(tmp_path, folder, steps):
+    for number, path in enumerate(sorted(folder.glob("train/*/*.png"))):
+        size = 20 + 7 * number, 90 - 5 * number
+        noise = np.random.RandomState(number).randint(0, 256, (6, 5, 3)).astype(np.uint8)
+        path.unlink()
+        path.with_suffix(".jpg").write_bytes(cv2.imencode(".jpg", cv2.resize(noise, size))[1].tobytes())
+    (seen,) = run(drawn, 1, tmp_path / "out", str(folder), steps)
+    assert len(set(seen[:5])) == len(set(seen[5:])) == 1 and seen[0] != seen[5]
+
+
 def test_names_that_are_no_text(tmp_path, folder):
     import os
 

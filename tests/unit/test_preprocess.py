@@ -87,6 +87,21 @@ def test_the_short_side_is_resized_then_the_centre_is_cut():
     assert 0.3 < (preprocess.resize_and_crop(shifted, 36, 32) == 255).mean() < 0.6
 
 
+@pytest.mark.parametrize("shape", [(128, 128), (129, 135), (301, 256), (130, 700)])
+def test_no_pixel_is_skipped_in_a_small_picture_of_a_large_one(shape):
+    image = np.zeros((*shape, 3), np.uint8)
+    image[:, ::4] = image[:, 1::4] = 255  # lines, of which a small picture must show the mean
+    seen = preprocess.resize_and_crop(image, 32, 32)
+    assert seen.shape == (32, 32, 3) and seen.min() > 100 and seen.max() < 155
+
+
+def test_a_crop_skips_no_pixel():
+    image = np.zeros((256, 256, 3), np.uint8)
+    image[:, ::4] = image[:, 1::4] = 255
+    seen = [augment.random_crop(image, 32, 0.5, random.Random(seed)) for seed in range(10)]
+    assert np.min(seen) > 64 and np.max(seen) < 191
+
+
 def test_normalisation_is_the_textbooks():
     image = noise(8, 8, 3)
     mean, std = np.array(HOW["mean"]), np.array(HOW["std"])
@@ -105,8 +120,7 @@ def test_settings_are_imagenets_in_proportion():
 
 
 def drawn(seed, steps, image):
-    random.seed(seed)
-    return augment.augment(image, 32, 0.3, steps)
+    return augment.augment(image, 32, 0.3, steps, random.Random(seed))
 
 
 @pytest.mark.parametrize("steps", [(), ("flip",), ("jitter",), ("rand",), ("flip", "jitter", "rand")])
@@ -114,7 +128,8 @@ def test_augmentation_follows_from_the_seed_alone(steps):
     image = cv2.resize(noise(6, 6, 3), (60, 40))
     pictures = [drawn(seed, steps, image) for seed in range(20)]
     assert all(p.shape == (32, 32, 3) and p.dtype == np.uint8 for p in pictures)
-    np.random.seed(1)  # NumPy's generator has no part in it
+    np.random.seed(1)  # the generators of the process have no part in it
+    random.seed(1)
     assert all((p == drawn(seed, steps, image)).all() for seed, p in enumerate(pictures))
     assert len({p.tobytes() for p in pictures}) == 20
 
@@ -133,8 +148,8 @@ def test_rand_augment_goes_both_ways(monkeypatch):
         return image
 
     monkeypatch.setattr(augment, "_CHANGES", [(note, 10)])
-    for _ in range(20):
-        augment.rand_augment(noise(6, 6, 3))
+    for seed in range(20):
+        augment.rand_augment(noise(6, 6, 3), random.Random(seed))
     assert set(amounts) == {-9.0, 9.0} and len(amounts) == 40
 
 
@@ -160,12 +175,10 @@ def test_a_crop_keeps_at_least_the_share_that_was_asked_for():
     ramp = np.arange(100, dtype=np.uint8)[None, :, None].repeat(100, 0).repeat(3, 2)  # the value is the column
     widths, lefts, tops = [], set(), set()
     for seed in range(200):
-        random.seed(seed)
-        part = augment.random_crop(ramp, 100, 0.5)
+        part = augment.random_crop(ramp, 100, 0.5, random.Random(seed))
         widths.append(int(part.max()) - int(part.min()) + 1)
         lefts.add(int(part.min()))
-        random.seed(seed)
-        tops.add(int(augment.random_crop(ramp.transpose(1, 0, 2), 100, 0.5).min()))
+        tops.add(int(augment.random_crop(ramp.transpose(1, 0, 2), 100, 0.5, random.Random(seed)).min()))
     assert len(lefts) > 20 and len(tops) > 20
     # Half the area at a shape of 3:4 is 61 columns wide.
     assert min(widths) >= 60 and max(widths) == 100 and len(set(widths)) > 20
@@ -175,7 +188,6 @@ def test_half_of_the_images_are_flipped():
     ramp = np.arange(100, dtype=np.uint8)[None, :, None].repeat(100, 0).repeat(3, 2)
     flipped = 0
     for seed in range(200):
-        random.seed(seed)
-        part = augment.augment(ramp, 32, 0.9, ["flip"])
+        part = augment.augment(ramp, 32, 0.9, ["flip"], random.Random(seed))
         flipped += int(part[0, 0, 0]) > int(part[0, -1, 0])
     assert 70 < flipped < 130

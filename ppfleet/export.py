@@ -67,7 +67,7 @@ def export(
         with evaluating(net):
             _write(net, temporary, specs, set(formats))
             cases = [_case(net, specs, batch) for batch in batches]
-        parity = _parity(temporary, cases)
+        parity = _parity(temporary, [s.name for s in specs], cases)
         # Not compressed: noise does not shrink, and Paddle 2.6 brings symbols of its own that crash Python's zlib.
         np.savez(temporary / PARITY, **_named(cases))  # type: ignore[arg-type]
         facts = {
@@ -156,12 +156,12 @@ def _named(cases: Sequence[Case]) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def _parity(directory: Path, cases: Sequence[Case]) -> dict[str, Any]:
+def _parity(directory: Path, names: Sequence[str], cases: Sequence[Case]) -> dict[str, Any]:
     """How far each file is from the dynamic model, by whatever can run it here."""
     errors: dict[str, dict[str, float]] = {}
     for program in sorted(part for part in directory.iterdir() if part.suffix in _PROGRAMS):
         errors[program.name] = {}
-        for name, load in runtimes(program, program.with_suffix(".pdiparams")).items():
+        for name, load in runtimes(program, names).items():
             error = _compare(load, cases)
             if not error <= TOLERANCE:
                 raise ExportError(

@@ -29,14 +29,14 @@ paddle2onnx.export(*sys.argv[1:4], opset_version=13, **more)
 class Predictor:
     """An exported model on the CPU, as Paddle Inference runs it by default."""
 
-    def __init__(self, program: Path, weights: Path) -> None:
+    def __init__(self, program: Path, weights: Path, names: Sequence[str] = ()) -> None:
         config = inference.Config(str(program), str(weights))
         config.disable_gpu()
         config.disable_glog_info()
-        self._predictor = inference.create_predictor(config)
+        self._predictor, self._names = inference.create_predictor(config), names
 
     def __call__(self, inputs: Sequence[np.ndarray[Any, Any]]) -> Arrays:
-        for name, value in zip(self._predictor.get_input_names(), inputs):
+        for name, value in _feed(self._predictor.get_input_names(), self._names, inputs).items():
             handle = self._predictor.get_input_handle(name)
             handle.reshape(list(value.shape))
             handle.copy_from_cpu(np.ascontiguousarray(value))
@@ -44,37 +44,46 @@ class Predictor:
         return [self._predictor.get_output_handle(name).copy_to_cpu() for name in self._predictor.get_output_names()]
 
 
-def openvino(program: Path) -> Runtime:
+def openvino(program: Path, names: Sequence[str]) -> Runtime:
     import openvino
 
     # Processors with bfloat16 would compute in it.
     model = openvino.Core().compile_model(str(program), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return lambda inputs: [np.array(value) for value in model(list(inputs)).values()]
+    theirs = [value.any_name for value in model.inputs]
+    return lambda inputs: [np.array(value) for value in model(_feed(theirs, names, inputs)).values()]
 
 
-def onnxruntime(program: Path) -> Runtime:
+def onnxruntime(program: Path, names: Sequence[str]) -> Runtime:
     import onnxruntime
 
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(program), quiet, providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_inputs()]
-    return lambda inputs: list(session.run(None, dict(zip(names, inputs))))
+    theirs = [value.name for value in session.get_inputs()]
+    return lambda inputs: list(session.run(None, _feed(theirs, names, inputs)))
+
+
+def _feed(
+    theirs: Sequence[str], names: Sequence[str], inputs: Sequence[np.ndarray[Any, Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Inputs by the runtime's own names; it may list them in another order than the model does."""
+    known = dict(zip(names, inputs))
+    return {name: known[name] for name in theirs} if set(known) == set(theirs) else dict(zip(theirs, inputs))
 
 
 def installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def runtimes(program: Path, weights: Path) -> dict[str, Callable[[], Runtime]]:
-    """Everything on this machine that can run that file, by name."""
+def runtimes(program: Path, names: Sequence[str]) -> dict[str, Callable[[], Runtime]]:
+    """Everything on this machine that can run that file, by name; `names` are those of the model's inputs."""
     found: dict[str, Callable[[], Runtime]] = {}
     if program.suffix != ".onnx":
-        found["paddle"] = lambda: Predictor(program, weights)
+        found["paddle"] = lambda: Predictor(program, program.with_suffix(".pdiparams"), names)
     if program.suffix != ".json" and installed("openvino"):
-        found["openvino"] = lambda: openvino(program)
+        found["openvino"] = lambda: openvino(program, names)
     if program.suffix == ".onnx" and installed("onnxruntime"):
-        found["onnxruntime"] = lambda: onnxruntime(program)
+        found["onnxruntime"] = lambda: onnxruntime(program, names)
     return found
 
 
@@ -84,7 +93,6 @@ def to_onnx(program: Path, weights: Path, target: Path) -> None:
     command = [sys.executable, "-c", _CONVERT, str(program), str(weights), str(target)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode or not target.is_file() or not target.stat().st_size:
-        lines = [line for line in done.stdout.strip().splitlines() if "rror" in line] or [
-            f"exit code {done.returncode}"
-        ]
-        raise ExportError(f"paddle2onnx cannot convert this model: {lines[0].strip()}")
+        lines = [line for line in done.stdout.splitlines() if "ERROR" in line] or done.stdout.strip().splitlines()[-1:]
+        reason = lines[0].strip() if lines else f"exit code {done.returncode}"
+        raise ExportError(f"paddle2onnx cannot convert this model: {reason} (or leave the format onnx out)")

@@ -115,11 +115,11 @@ def check_device(options: argparse.Namespace) -> None:
             raise UserError(f"--use-gpu=True, but {why}; take --use-gpu=False")
 
 
-def cores() -> int:
-    """Processors that this process may use; a container's share counts."""
+def cores(share: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Processors that this process may use; a container's share of them counts."""
     visible = len(os.sched_getaffinity(0))
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        quota, period = share.read_text(encoding="utf-8").split()
         return max(1, min(visible, int(quota) // int(period)))
     except (OSError, ValueError):  # no such file, or "max"
         return visible

@@ -76,6 +76,7 @@ def export(
             ],
             **stamp,
             "paddle": paddle.__version__,
+            "paddle_commit": paddle.version.commit,
             "parity": {"batches": list(batches), **parity, "tolerance": TOLERANCE},
             "sha256": {part.name: digest(part) for part in sorted(temporary.iterdir())},
         }

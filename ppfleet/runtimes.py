@@ -94,5 +94,5 @@ def to_onnx(program: Path, weights: Path, target: Path) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode or not target.is_file() or not target.stat().st_size:
         lines = [line for line in done.stdout.splitlines() if "ERROR" in line] or done.stdout.strip().splitlines()[-1:]
-        reason = lines[0].strip() if lines else f"exit code {done.returncode}"
-        raise ExportError(f"paddle2onnx cannot convert this model: {reason} (or leave the format onnx out)")
+        reason = lines[0].rpartition("]")[2].strip() if lines else f"exit code {done.returncode}"
+        raise ExportError(f"paddle2onnx cannot convert this model: {reason}; leave the format onnx out")

@@ -83,6 +83,7 @@ class OpenVino(Backend):
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": options.cpu_threads,
             "INFERENCE_PRECISION_HINT": "f32",  # processors with bfloat16 would compute in it
+            "ENABLE_CPU_PINNING": not options.workers,  # a pinned thread waits for the worker on its core
         }
         self.request = openvino.Core().compile_model(str(program), "CPU", setting).create_infer_request()
 
@@ -163,19 +164,23 @@ def choose(directory: Path, stamp: dict[str, Any], options: argparse.Namespace) 
     if name != "auto":
         return load(name, directory, stamp, options)
     light = [name for name in ("onnxruntime", "openvino") if find_spec(name)]
+    failures: list[UserError] = []
     for names in (light, [name for name in ("openvino", "paddle") if name not in light]):
         passed = []
         for name in names:
             try:
                 passed.append(load(name, directory, stamp, options))
             except Absent as absent:
-                reason = absent
+                failures.insert(0, absent)
             except UserError as failure:
-                print(f"infer.py: --backend={name} is not taken: {failure}", file=sys.stderr)
+                failures.append(failure)
         if passed:
+            for failure in failures:
+                if not isinstance(failure, Absent):
+                    print(f"infer.py: not taken: {failure}", file=sys.stderr)
             crop = stamp["preprocess"]["crop"]
             return fastest(passed, np.zeros((min(options.batch_size, 16), 3, crop, crop), np.float32))
-    raise reason
+    raise failures[-1] if not isinstance(failures[-1], Absent) else failures[0]  # Paddle's is the first
 
 
 def fastest(backends: list[Backend], images: Images) -> Backend:

@@ -63,7 +63,7 @@ class Benchmark:
     def facts(self) -> dict[str, dict[str, Any]]:
         times = np.array(self.times)
         whole = times.sum(1)
-        paddle = sys.modules.get("paddle")  # another backend runs without it
+        paddle = sys.modules.get("paddle")  # another backend runs without it: then the one that exported the model
         cuda = paddle is not None and paddle.is_compiled_with_cuda()
         o = self.options
         return {
@@ -74,8 +74,8 @@ class Benchmark:
                 "drivier_version": self.card.get("driver_version"),
             },
             "Paddle": {
-                "paddle_version": paddle.__version__ if paddle else None,
-                "paddle_commit": paddle.version.commit if paddle else None,
+                "paddle_version": paddle.__version__ if paddle else self.stamp.get("paddle"),
+                "paddle_commit": paddle.version.commit if paddle else self.stamp.get("paddle_commit"),
                 "log_api_version": "1.0",
             },
             "Conf": self.backend.conf(o),

@@ -245,7 +245,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what runs the network; auto: the fastest that is here and answers as the exported model did",
     )
     parser.add_argument("--enable-mkldnn", **flag, help="oneDNN, for Paddle on a CPU (default: True)")
-    parser.add_argument("--cpu-threads", type=at_least(1), default=cores(), help="threads for the network, on a CPU")
+    parser.add_argument(
+        "--cpu-threads",
+        type=at_least(1),
+        help="threads for the network, on a CPU (default: one a core; half of that for single images with workers)",
+    )
     parser.add_argument(
         "--workers",
         type=at_least(0),
@@ -262,6 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.workers is None:
         options.workers = 0 if options.benchmark else cores()
+    if options.cpu_threads is None:  # one image keeps few threads busy; the workers make more of the other cores
+        options.cpu_threads = max(1, cores() // 2) if options.workers and options.batch_size == 1 else cores()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):  # a file name that is no text is shown with escapes
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

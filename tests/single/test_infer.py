@@ -198,7 +198,8 @@ def test_nothing_that_could_run_it(place):
 def test_benchmark_without_paddle(place):
     arguments = [f"--img-path={place}/pictures", "--benchmark=True", "--backend=onnxruntime", "--cpu-threads=2"]
     told = answers(place, *arguments, "--workers=2", without=("paddle",))["benchmark"]
-    assert told["Paddle"]["paddle_version"] is None and told["Env"]["CUDA_version"] is None
+    assert told["Paddle"]["paddle_version"] == version("paddlepaddle") and told["Env"]["CUDA_version"] is None
+    assert re.fullmatch("[0-9a-f]{40}", told["Paddle"]["paddle_commit"])  # of the export
     assert told["Conf"]["enable_mkldnn"] is False and told["Conf"]["cpu_math_library_num_threads"] == 2
     used = {"name": "onnxruntime", "version": version("onnxruntime"), "threads": 2, "workers": 2}
     assert told["More"]["backend"] == used
@@ -219,7 +220,7 @@ def restamped(place, tmp_path, **parts):
 def test_a_backend_that_answers_differently_is_not_taken(place, tmp_path):
     pictures = f"--img-path={place}/pictures"
     model = restamped(place, tmp_path, onnx=(place / "other/inference.onnx").read_bytes())
-    told = answers(place, pictures, model=model, said="--backend=onnxruntime is not taken: onnxruntime ")
+    told = answers(place, pictures, model=model, said="infer.py: not taken: onnxruntime ")
     assert told["backend"]["name"] == "openvino"  # which reads the .pdmodel
     same(told["images"], answers(place, pictures, "--backend=paddle")["images"])
     done = infer(place, pictures, "--backend=onnxruntime", model=model)
@@ -235,7 +236,11 @@ def test_a_file_that_a_backend_cannot_read(place, tmp_path):
     done = infer(place, f"--img-path={place}/pictures", model=model)
     lines = done.stderr.splitlines()
     assert done.returncode == 0 and len(lines) == 2, done.stderr
-    assert all(f"{name} cannot run" in line for name, line in zip(LIGHT, lines))
+    assert all(f"not taken: {name} cannot run" in line for name, line in zip(LIGHT, lines))
+    shutil.rmtree(model)
+    parts = {program.suffix[1:]: b"x" for program in (place / "model").glob("inference.*") if program.suffix != ".info"}
+    done = infer(place, f"--img-path={place}/pictures", model=restamped(place, tmp_path, **parts))
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "paddle cannot run" in done.stderr
 
 
 @with_onnx

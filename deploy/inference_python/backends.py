@@ -175,9 +175,9 @@ def choose(directory: Path, stamp: dict[str, Any], options: argparse.Namespace) 
             except UserError as failure:
                 failures.append(failure)
         if passed:
-            for failure in failures:
-                if not isinstance(failure, Absent):
-                    print(f"infer.py: not taken: {failure}", file=sys.stderr)
+            for problem in failures:
+                if not isinstance(problem, Absent):
+                    print(f"infer.py: not taken: {problem}", file=sys.stderr)
             crop = stamp["preprocess"]["crop"]
             return fastest(passed, np.zeros((min(options.batch_size, 16), 3, crop, crop), np.float32))
     raise failures[-1] if not isinstance(failures[-1], Absent) else failures[0]  # Paddle's is the first

@@ -138,7 +138,7 @@ def _configure(config: Any, inference: Any, form: str, options: argparse.Namespa
         config.enable_use_gpu(256, 0, kind)
         if options.use_tensorrt:
             if form == ".json":
-                raise UserError("Paddle runs TensorRT on models of Paddle 2 (.pdmodel) only: take --use-tensorrt=False")
+                raise UserError("Paddle runs TensorRT on .pdmodel only: export it with --formats=paddle,pdmodel")
             config.enable_tensorrt_engine(
                 max_batch_size=options.batch_size, min_subgraph_size=3, precision_mode=kind, use_static=False
             )
@@ -245,7 +245,7 @@ def _find(name: str, directory: Path, files: dict[str, str], options: argparse.N
     if name == "openvino" and not own:
         program = form(PROGRAMS[1], ONNX)
         return lambda: OpenVino(program, options)
-    program = form(PROGRAMS[1]) if own else form(*PROGRAMS)
+    program = form(PROGRAMS[1]) if own else form(*(PROGRAMS[::-1] if options.use_tensorrt else PROGRAMS))
     return lambda: PaddleInference(program, options, engine=bool(own))
 
 

@@ -63,7 +63,9 @@ def logits(directory, paths, backend):
     load_weights(net, f"{directory}/weights.pdparams")
     net.eval()
     images = Images([(path, 0) for path in paths], preprocess.settings(64))
-    options = argparse.Namespace(backend=backend, use_gpu=False, cpu_threads=1, workers=0, enable_mkldnn=None)
+    options = argparse.Namespace(
+        backend=backend, use_gpu=False, use_tensorrt=False, enable_mkldnn=None, cpu_threads=1, workers=0
+    )
     model = Classifier(f"{directory}/model", options)
     found = []
     for index, path in enumerate(paths):

@@ -25,7 +25,9 @@ FORMATS = ("paddle", "pdmodel", "onnx")  # this Paddle's own; for OpenVINO, also
 _OWN = (".json", ".pdmodel")  # Paddle 3 and Paddle 2
 _PROGRAMS, _WEIGHTS = (*_OWN, ".onnx"), (".pdiparams", ".pdiparams.info")
 __all__ = ["FORMATS", "Predictor", "agreement", "export", "find_model"]
-TOLERANCE = 1e-4  # of the largest output: float32 rounding after fusion, with room to spare
+# Of the largest output. Rounding in another order makes 1e-6 of it, 1e-4 after an epoch (young BatchNorm statistics
+# magnify noise); bfloat16 makes 4e-3 of the one and 0.2 of the other.
+TOLERANCE = 1e-3
 
 Spec = Sequence[Any]
 Case = tuple[int, list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]  # batch size, inputs, outputs

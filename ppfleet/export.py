@@ -15,7 +15,7 @@ from paddle.static import InputSpec
 
 from ppfleet.errors import ExportError
 from ppfleet.files import TEMPORARY, digest, json_bytes, sync
-from ppfleet.runtimes import Predictor, Runtime, runtimes, to_onnx
+from ppfleet.runtimes import Runtime, runtimes, to_onnx
 from ppfleet.wrap import evaluating
 
 STAMP = "export.json"
@@ -24,9 +24,8 @@ _STEM = "inference"
 FORMATS = ("paddle", "pdmodel", "onnx")  # this Paddle's own; for OpenVINO, also the one in Paddle 3; for ONNX Runtime
 _OWN = (".json", ".pdmodel")  # Paddle 3 and Paddle 2
 _PROGRAMS, _WEIGHTS = (*_OWN, ".onnx"), (".pdiparams", ".pdiparams.info")
-__all__ = ["FORMATS", "Predictor", "agreement", "export", "find_model"]
-# Of the largest output. Rounding in another order makes 1e-6 of it, 1e-4 after an epoch (young BatchNorm statistics
-# magnify noise); bfloat16 makes 4e-3 of the one and 0.2 of the other.
+# Of the largest output. Rounding in another order was seen to make 1e-6 of it with a fresh MobileNetV3-small, 1e-4 with
+# one of a single epoch; bfloat16 4e-3 and 0.2.
 TOLERANCE = 1e-3
 
 Spec = Sequence[Any]

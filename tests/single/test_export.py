@@ -15,7 +15,8 @@ def exported(path, where=None):
     import paddle
 
     import ppfleet
-    from ppfleet.export import Predictor, find_model
+    from ppfleet.export import find_model
+    from ppfleet.runtimes import Predictor
     from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=1)

@@ -82,7 +82,7 @@ define make_venv
 endef
 
 $(VENV): setup.py
-	$(call make_venv,.venv,-e ".[cpu$(comma)dev]")
+	$(call make_venv,.venv,-e ".[cpu$(comma)dev$(comma)deploy]")
 
 $(VENV26): setup.py requirements/paddle26.txt
 	$(call make_venv,.venv26,-r requirements/paddle26.txt -e ".[dev]")

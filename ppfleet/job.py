@@ -31,7 +31,7 @@ from ppfleet import checkpoint, log, ops, pdparams, rundir, state
 from ppfleet.comm import Comm, choose_device
 from ppfleet.errors import PREEMPTED, CheckpointError, FleetError
 from ppfleet.evaluation import SAMPLES, measure
-from ppfleet.export import export
+from ppfleet.export import agreement, export
 from ppfleet.files import disk_message
 from ppfleet.judge import Limits
 from ppfleet.loader import Collate, Loader, make_loader, seed_everything
@@ -479,6 +479,7 @@ class Job:
         """Write the static model for inference (rank 0; all ranks learn whether it worked) and return its stamp.
 
         `spec` is `[None, 3, 224, 224]` or a list of `InputSpec`; `stamp` adds to export.json: classes, preprocessing.
+        `formats=("paddle", "pdmodel", "onnx")` among it asks for more than Paddle's own form (see ppfleet/export.py).
         """
         target = Path(directory) if directory is not None else self.directory / "export"
         model = unwrap(net)
@@ -486,9 +487,7 @@ class Job:
             self._same_buffers(model)
             with ops.stock(model):
                 facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
-        log.info(
-            f"exported to {target}: static and dynamic outputs agree within {facts['parity']['largest_error']:.1e}"
-        )
+        log.info(f"exported to {target}: {agreement(facts['parity'])}")
         return facts
 
     def close(self) -> None:

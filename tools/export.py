@@ -5,6 +5,7 @@ python tools/export.py --pretrained=output/mobilenet_v3_small/best.pdparams --sa
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import common
@@ -15,7 +16,15 @@ import paddle
 from models.mobilenet_v3_small.net import CLASSIFIER, MobileNetV3Small, load_weights, read_weights
 from ppfleet import script
 from ppfleet.errors import CheckpointError
-from ppfleet.export import export
+from ppfleet.export import FORMATS, agreement, export
+from ppfleet.runtimes import installed
+
+
+def formats(text: str) -> list[str]:
+    names = text.split(",")
+    if not set(names) <= set(FORMATS):
+        raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(FORMATS)} are wanted")
+    return names
 
 
 def main() -> None:
@@ -24,6 +33,12 @@ def main() -> None:
     )  # where the static model is compared: a card's TF32 would differ from it by more than rounding
     parser = common.parser(__doc__)
     parser.add_argument("--save-inference-dir", metavar="DIR", help="(default: export/ beside the weights)")
+    parser.add_argument(
+        "--formats",
+        type=formats,
+        help=f"some of {','.join(FORMATS)}: for Paddle itself, for OpenVINO (its own or Paddle 3's), for ONNX Runtime; "
+        "the last needs paddle2onnx (default: all that can be written here)",
+    )
     o = parser.parse_args()
     if not o.pretrained:
         parser.error("which weights? give --pretrained=<run>/latest.pdparams")
@@ -41,11 +56,12 @@ def main() -> None:
             f"{o.pretrained} tells {len(bias)} classes apart, {common.CARD} beside it names {len(classes)}"
         )
     size = how["crop"]
-    stamp = export(net, [None, 3, size, size], directory, model=o.model, classes=classes, preprocess=how)
-    print(
-        f"exported to {directory}: {len(classes)} classes, {size}x{size}, "
-        f"static and dynamic outputs agree within {stamp['parity']['largest_error']:.1e}"
-    )
+    wanted = o.formats or [name for name in FORMATS if name != "onnx" or installed("paddle2onnx")]
+    about = {"model": o.model, "classes": classes, "preprocess": how}
+    stamp = export(net, [None, 3, size, size], directory, formats=wanted, **about)
+    if not o.formats and "onnx" not in wanted:
+        print("no inference.onnx, for ONNX Runtime: paddle2onnx is not installed")
+    print(f"exported to {directory}: {len(classes)} classes, {size}x{size}, {agreement(stamp['parity'])}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Classify images with an exported model: python deploy/inference_python/infer.py --model-dir=… --img-path=…
 
-Needs this directory's three files, Paddle, NumPy and OpenCV; nothing else of the repository.
+Needs this directory, NumPy, OpenCV, and Paddle or OpenVINO or ONNX Runtime; nothing else of the repository.
 """
 
 from __future__ import annotations
 
 import argparse
-import glob
+import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,20 +23,15 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # until main: Ctrl-C during the im
 warnings.filterwarnings("ignore", message="No ccache found")  # Paddle's advice to those who compile operators
 
 try:
+    import cv2
     import numpy as np
+    from backends import ONNX, PARITY, PROGRAMS, WEIGHTS, UserError, choose
     from benchmark import Benchmark
-    from paddle import inference
-    from preprocess import EXTENSIONS, BadImage, prepare
+    from images import batches, find_images
 except ImportError as missing:
     # Not opencv-python: that one needs libGL, which a server lacks.
-    package = {"paddle": "paddlepaddle", "numpy": "numpy"}.get(missing.name or "", "opencv-python-headless")
-    sys.exit(f"infer.py needs Paddle, NumPy and OpenCV: {missing}; pip install {package}")
-
-PROGRAMS, WEIGHTS = ("inference.json", "inference.pdmodel"), "inference.pdiparams"  # of Paddle 3 and 2
-
-
-class UserError(Exception):
-    """What the person who typed the command can mend."""
+    package = {"numpy": "numpy"}.get(missing.name or "", "opencv-python-headless")
+    sys.exit(f"infer.py needs NumPy and OpenCV: {missing}; pip install {package}")
 
 
 class Classifier:
@@ -45,24 +41,11 @@ class Classifier:
         self.directory = Path(directory)
         self.stamp = read_stamp(self.directory)
         self.classes: list[str] = self.stamp["classes"]
-        program = next(name for name in PROGRAMS if name in self.stamp["sha256"])
-        self.config = configure(self.directory / program, self.directory / WEIGHTS, options)
-        try:
-            self.predictor = inference.create_predictor(self.config)
-        except Exception as failure:  # noqa: BLE001 - Paddle raises many kinds; the last line has the reason
-            reason = (str(failure).strip().splitlines() or [""])[-1]
-            raise UserError(
-                f"Paddle cannot load {self.directory} ({type(failure).__name__}: {reason}); it was exported "
-                f"by Paddle {self.stamp.get('paddle')}: use that version, or export it anew"
-            ) from None
+        self.backend = choose(self.directory, self.stamp, options)
 
     def scores(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """What the network answers: one row an image, one column a class."""
-        handle = self.predictor.get_input_handle(self.predictor.get_input_names()[0])
-        handle.reshape(list(images.shape))
-        handle.copy_from_cpu(images)
-        self.predictor.run()
-        scores = self.predictor.get_output_handle(self.predictor.get_output_names()[0]).copy_to_cpu()
+        scores = self.backend(images)
         if scores.shape[-1] != len(self.classes):
             raise UserError(
                 f"{self.directory}/export.json names {len(self.classes)} classes, the model answers with "
@@ -88,8 +71,10 @@ def read_stamp(directory: Path) -> dict[str, Any]:
     try:
         stamp: dict[str, Any] = json.loads((directory / "export.json").read_text(encoding="utf-8"))
         parts, how = dict(stamp["sha256"]), dict(stamp["preprocess"])
-        if not stamp["classes"] or WEIGHTS not in parts or not set(PROGRAMS) & set(parts):
+        own = WEIGHTS in parts and set(PROGRAMS) & set(parts)
+        if not stamp["classes"] or not (own or ONNX in parts) or PARITY not in parts:
             raise ValueError("classes or files are missing")
+        float(stamp["parity"]["tolerance"])
         if not {"resize_short", "crop", "mean", "std"} <= set(how):
             raise ValueError("preprocessing is missing")
     except FileNotFoundError:
@@ -112,93 +97,42 @@ def read_stamp(directory: Path) -> dict[str, Any]:
     return stamp
 
 
-def configure(program: Path, weights: Path, options: argparse.Namespace) -> Any:
-    config = inference.Config(str(program), str(weights))
-    config.disable_glog_info()
-    config.switch_ir_optim(True)
-    config.enable_memory_optim()
-    if program.suffix == ".json":  # without it, memory optimisation fails on Paddle 3's format
-        config.enable_new_executor(True)
-        config.enable_new_ir(True)
-    if options.use_gpu:
-        kind = inference.PrecisionType.Half if options.precision == "fp16" else inference.PrecisionType.Float32
-        config.enable_use_gpu(256, 0, kind)
-        if options.use_tensorrt:
-            if program.suffix == ".json":
-                raise UserError("Paddle runs TensorRT on models of Paddle 2 (.pdmodel) only: take --use-tensorrt=False")
-            config.enable_tensorrt_engine(
-                max_batch_size=options.batch_size, min_subgraph_size=3, precision_mode=kind, use_static=False
-            )
-        return config
-    config.disable_gpu()
-    config.set_cpu_math_library_num_threads(options.cpu_threads)
-    if options.enable_mkldnn:
-        config.enable_mkldnn()
-    else:
-        config.disable_mkldnn()  # Paddle 3 turns it on by itself
-    return config
-
-
 def check_device(options: argparse.Namespace) -> None:
-    import paddle
-
-    cards = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
-    if options.use_gpu and not cards:
-        why = "no NVIDIA card is visible" if paddle.is_compiled_with_cuda() else "this is the CPU build of PaddlePaddle"
-        raise UserError(f"--use-gpu=True, but {why}; take --use-gpu=False")
+    """The combinations that cannot be, before anything is loaded."""
     if options.use_tensorrt and not options.use_gpu:
         raise UserError("--use-tensorrt=True needs --use-gpu=True")
     if options.precision != "fp32" and not options.use_gpu:
         raise UserError(f"--precision={options.precision} needs --use-gpu=True; on a CPU take --precision=fp32")
+    if options.backend in ("openvino", "onnxruntime") and (options.use_gpu or options.enable_mkldnn is not None):
+        what = "use-gpu" if options.use_gpu else "enable-mkldnn"
+        raise UserError(f"--{what} is for Paddle: take --backend=paddle, or leave --{what} out")
+    if options.use_gpu:
+        try:
+            import paddle
+        except ImportError:
+            raise UserError("--use-gpu=True needs Paddle: pip install paddlepaddle-gpu") from None
+        cuda = paddle.is_compiled_with_cuda()
+        if not cuda or not paddle.device.cuda.device_count():
+            why = "no NVIDIA card is visible" if cuda else "this is the CPU build of PaddlePaddle"
+            raise UserError(f"--use-gpu=True, but {why}; take --use-gpu=False")
 
 
-def find_images(pattern: str) -> list[Path]:
-    """A file, all images below a folder, or what a glob pattern matches; in the order of their names."""
-    path = Path(pattern)
+def cores(share: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Processors that this process may use; a container's share of them counts."""
+    visible = len(os.sched_getaffinity(0))
     try:
-        if path.is_file():
-            return [path]
-        folder = path.is_dir()
-        matches = below(path) if folder else glob.glob(pattern, recursive=True)  # noqa: PTH207 - takes absolute patterns
-        found = sorted(Path(match) for match in matches if Path(match).is_file())
-    except OSError as failure:
-        raise UserError(f"cannot read {str(failure.filename or pattern)[:200]}: {failure.strerror}") from None
-    if not found:
-        what = "holds no images" if folder else "does not exist, and matches no file as a pattern"
-        raise UserError(f"--img-path={pattern} {what} ({' '.join(EXTENSIONS)})")
-    return found
+        quota, period = share.read_text(encoding="utf-8").split()
+        return max(1, min(visible, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max"
+        return visible
 
 
-def below(folder: Path) -> Iterator[str]:
-    """All images in a folder and its subfolders, also behind links; a link back up is not followed twice."""
-
-    def refuse(failure: OSError) -> None:
-        raise failure
-
-    seen = set()
-    for where, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
-        if os.path.realpath(where) in seen:
-            folders.clear()
-            continue
-        seen.add(os.path.realpath(where))
-        folders[:] = [name for name in folders if not name.startswith(".")]  # as evaluation does
-        shown = (name for name in names if not name.startswith("."))
-        yield from (f"{where}/{name}" for name in shown if name.lower().endswith(EXTENSIONS))
-
-
-def batches(
-    paths: Sequence[Path], size: int, how: dict[str, Any]
-) -> Iterator[tuple[list[Path], Any, list[str], float]]:
-    """Paths and input of `size` readable images at a time, the complaints about others, and the seconds it took."""
-    for start in range(0, len(paths), size):
-        began, good, images, bad = time.perf_counter(), [], [], []
-        for path in paths[start : start + size]:
-            try:
-                images.append(prepare(path, how))
-                good.append(path)
-            except BadImage as complaint:
-                bad.append(str(complaint))
-        yield good, np.stack(images) if images else None, bad, time.perf_counter() - began
+def keep_memory() -> None:
+    """Have glibc reuse the memory of one image for the next, instead of giving it back and asking for it anew."""
+    trim_threshold, mmap_threshold = -1, -3  # as in malloc.h
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(trim_threshold, 256 << 20)
+        ctypes.CDLL(None).mallopt(mmap_threshold, 32 << 20)
 
 
 def accuracy(answers: list[dict[str, Any]], classes: Sequence[str]) -> dict[str, float] | None:
@@ -220,18 +154,22 @@ def run(options: argparse.Namespace) -> int:
     paths = find_images(options.img_path)
     model = Classifier(options.model_dir, options)
     how = model.stamp["preprocess"]
-    log = Benchmark(options, model.config, model.stamp, [3, how["crop"], how["crop"]])
+    log = Benchmark(options, model.backend, model.stamp, [3, how["crop"], how["crop"]])
     if options.benchmark:
         for size in {min(options.batch_size, len(paths)), len(paths) % options.batch_size or options.batch_size}:
             for _ in range(options.warmup):  # the last, partial batch too
                 model.scores(np.zeros((size, 3, how["crop"], how["crop"]), np.float32))
     answers: list[dict[str, Any]] = []
     bad: list[str] = []
-    for good, images, complaints, prepared in batches(paths, options.batch_size, how):
+    keep_memory()
+    if options.workers:
+        cv2.setNumThreads(1)  # each worker decodes and resizes an image of its own
+    start = time.perf_counter()
+    for good, images, complaints, prepared in batches(paths, options.batch_size, how, options.workers):
         for complaint in complaints:
             print(f"bad image: {complaint}", file=sys.stderr)
         bad += complaints
-        if images is None:
+        if not good:
             continue
         began = time.perf_counter()
         scores = model.scores(images)
@@ -241,10 +179,12 @@ def run(options: argparse.Namespace) -> int:
         log.add(len(good), prepared, inferred - began, time.perf_counter() - inferred)
         for answer in answers[-len(good) :]:
             print(f"{answer['path']}: " + ", ".join(f"{t['class']} ({t['score']:.4f})" for t in answer["top"]))
+    log.wall = time.perf_counter() - start
     scores_all = accuracy(answers, model.classes)
     if scores_all:
         print(" ".join(f"{k}: {v:.6f}" if k != "samples" else f"{k}: {v}" for k, v in scores_all.items()))
-    result: dict[str, Any] = {"images": answers, "bad": bad, "accuracy": scores_all}
+    used = model.backend.facts(options)
+    result: dict[str, Any] = {"images": answers, "bad": bad, "accuracy": scores_all, "backend": used}
     if options.benchmark and answers:
         result["benchmark"] = log.report()
     write_json(options, result)
@@ -309,9 +249,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=at_least(1), default=1, help="images at a time")
     parser.add_argument("--use-gpu", **flag, default=False, help="run on the first visible card")
     parser.add_argument("--use-tensorrt", **flag, default=False, help="let TensorRT run what it can")
-    parser.add_argument("--enable-mkldnn", **flag, default=True, help="oneDNN, on a CPU")
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--cpu-threads", type=at_least(1), default=cores, help="threads for the network, on a CPU")
+    parser.add_argument(
+        "--backend",
+        choices=["auto", "paddle", "openvino", "onnxruntime"],
+        default="auto",
+        help="what runs the network; auto: the fastest that is here and answers as the exported model did",
+    )
+    parser.add_argument("--enable-mkldnn", **flag, help="oneDNN, for Paddle on a CPU (default: True)")
+    parser.add_argument(
+        "--cpu-threads",
+        type=at_least(1),
+        help="threads for the network, on a CPU (default: one a core; half of that for single images with workers)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=at_least(0),
+        help="threads that prepare the next images while the network runs (default: one a core; with --benchmark=True "
+        "0, so that each stage is measured undisturbed)",
+    )
     parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp32", help="fp16 needs a card")
     parser.add_argument("--benchmark", **flag, default=False, help="measure, print the TIPC block, write JSON")
     parser.add_argument("--warmup", type=at_least(0), default=10, help="batches before measuring starts")
@@ -320,6 +275,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--json", help="file for answers, accuracy and figures (default: the figures, beside the model)"
     )
     options = parser.parse_args(arguments)
+    if options.workers is None:
+        options.workers = 0 if options.benchmark else cores()
+    if options.cpu_threads is None:  # one image keeps few threads busy; the workers make more of the other cores
+        options.cpu_threads = max(1, cores() // 2) if options.workers and options.batch_size == 1 else cores()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):  # a file name that is no text is shown with escapes
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -1,7 +1,10 @@
 """What is exported is what was trained."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from ppfleet.files import digest
 from tests.harness import run, run_raising
@@ -12,7 +15,8 @@ def exported(path, where=None):
     import paddle
 
     import ppfleet
-    from ppfleet.export import Predictor, find_model
+    from ppfleet.export import find_model
+    from ppfleet.runtimes import Predictor
     from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=1)
@@ -107,7 +111,8 @@ def exports(path, what):
         net[1].eval()
     spec = [InputSpec([None, 4], "int64", "ids"), InputSpec([None, 8], "float32", "x")] if what == "two" else [None, 16]
     try:
-        stamp = job.export(net, spec, path if what == "occupied" else None)
+        formats = ["paddle", "pdmodel", "onnx"] if what == "two" and find_spec("paddle2onnx") else ["paddle"]
+        stamp = job.export(net, spec, path if what == "occupied" else None, formats=formats)
     except ppfleet.FleetError as failure:
         return [str(failure), None]
     if what == "occupied":
@@ -166,6 +171,97 @@ def test_layers_frozen_on_purpose_stay_so(tmp_path):
 def test_several_inputs_and_outputs(tmp_path):
     ((inputs, _),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "two")
     assert [(i["name"], i["dtype"]) for i in inputs] == [("ids", "int64"), ("x", "float32")]
+
+
+def written(path, formats, without=(), swap=False):
+    """Which files an export of those formats leaves, and what it says of them."""
+    import sys
+
+    import paddle
+
+    from ppfleet import export
+    from ppfleet.errors import ExportError
+    from tests import blocks
+
+    class Odd(paddle.nn.Linear):
+        def forward(self, x):
+            return paddle.digamma(paddle.matmul(x, self.weight).abs() + 1)
+
+    for name in without:
+        sys.modules[name] = None  # as if it were not installed
+    if swap:  # another model's file comes out of the conversion
+        other = blocks.with_batch_norm()
+        export.export(other, [None, 16], Path(f"{path}-other"), formats=["onnx"])
+        export.to_onnx = lambda program, weights, target: target.write_bytes(
+            Path(f"{path}-other/inference.onnx").read_bytes()
+        )
+    net = Odd(16, 2) if formats == ["odd"] else blocks.with_batch_norm()
+    try:
+        facts = export.export(net, [None, 16], Path(path), formats=["onnx"] if formats == ["odd"] else formats)
+    except ExportError as failure:
+        return [str(failure), sorted(part.name for part in Path(path).glob("*"))]
+    assert paddle.in_dynamic_mode() and net.training
+    return [facts, sorted(part.name for part in Path(path).iterdir()), export.agreement(facts["parity"])]
+
+
+OWN = {"inference.pdiparams", "inference.pdiparams.info"}
+with_onnx = pytest.mark.skipif(
+    not all(map(find_spec, ("paddle2onnx", "onnxruntime", "openvino"))),
+    reason="paddle2onnx, onnxruntime or openvino is not installed",
+)
+
+
+@with_onnx
+def test_the_formats_that_were_asked_for_and_no_others(tmp_path):
+    """Each into the directory that holds the ones before."""
+    for formats, programs in (
+        (["paddle", "pdmodel", "onnx"], {"inference.pdmodel", "inference.onnx"}),
+        (["onnx"], {"inference.onnx"}),
+        (["pdmodel"], {"inference.pdmodel"}),
+        (["paddle", "onnx"], {"inference.onnx"}),
+    ):
+        ((facts, names, said),) = run(written, 1, tmp_path / "out", str(tmp_path / "model"), formats)
+        found = set(names) - OWN - {"export.json", "parity.npz"}
+        own = {"inference.json"} if facts["paddle"][0] >= "3" else {"inference.pdmodel"}
+        assert found == programs | (own if "paddle" in formats else set())
+        assert bool(OWN & set(names)) == (formats != ["onnx"])
+        assert set(facts["sha256"]) == set(names) - {"export.json"}
+        assert all(digest(tmp_path / "model" / name) == sha for name, sha in facts["sha256"].items())
+        able = {".json": {"paddle"}, ".pdmodel": {"paddle", "openvino"}, ".onnx": {"openvino", "onnxruntime"}}
+        assert {name: set(by) for name, by in facts["parity"]["errors"].items()} == {
+            name: able[Path(name).suffix] for name in found
+        }
+        assert facts["parity"]["unchecked"] == [] and all(name in said for name in found)
+
+
+@with_onnx
+def test_a_format_that_nothing_here_can_run_is_called_unchecked(tmp_path):
+    without = ["onnxruntime", "openvino"]
+    ((facts, names, said),) = run(written, 1, tmp_path / "out", str(tmp_path / "model"), ["onnx"], without)
+    assert "inference.onnx" in names and facts["parity"]["unchecked"] == ["inference.onnx"]
+    assert facts["parity"]["largest_error"] is None and said == "inference.onnx is unchecked: nothing here can run it"
+
+
+@with_onnx
+def test_a_format_that_answers_differently_is_not_exported(tmp_path):
+    for without, name in (([], "openvino"), (["openvino"], "onnxruntime")):
+        arguments = (str(tmp_path / "model"), ["paddle", "onnx"], without, True)
+        ((said, names),) = run(written, 1, tmp_path / "out", *arguments)
+        assert f"(inference.onnx, run by {name}) answers differently" in said and names == []
+
+
+def test_formats_that_cannot_be_written(tmp_path):
+    ((said, names),) = run(written, 1, tmp_path / "out", str(tmp_path / "a"), ["onnx"], ["paddle2onnx"])
+    assert "needs paddle2onnx: pip install paddle2onnx" in said and names == []
+    ((said, names),) = run(written, 1, tmp_path / "out", str(tmp_path / "a"), ["tflite"])
+    assert "some of paddle, pdmodel, onnx are wanted" in said and names == []
+
+
+@with_onnx
+def test_a_model_that_cannot_be_converted_is_an_export_error(tmp_path):
+    ((said, names),) = run(written, 1, tmp_path / "out", str(tmp_path / "a"), ["odd"])
+    assert said.startswith("paddle2onnx cannot convert this model: ") and names == []
+    assert "unsupported operators" in said and "leave the format onnx out" in said and "\n" not in said
 
 
 def find(path):

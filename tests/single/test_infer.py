@@ -1,11 +1,14 @@
 """The deployed script: as a user types it, with the repository out of reach."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import cv2
@@ -15,6 +18,15 @@ import pytest
 from tests.harness import ROOT, environment, run
 
 CLASSES = ["ant", "bee", "cow", "dog", "elk", "fox"]
+ONNX = find_spec("paddle2onnx") and find_spec("onnxruntime")
+FORMATS = ["paddle", "pdmodel", "onnx"] if ONNX else ["paddle", "pdmodel"]
+with_onnx = pytest.mark.skipif(not ONNX, reason="paddle2onnx or onnxruntime is not installed")
+with_both = pytest.mark.skipif(not ONNX or not find_spec("openvino"), reason="onnxruntime or openvino is not installed")
+BACKENDS = [
+    "paddle",
+    pytest.param("onnxruntime", marks=with_onnx),
+    pytest.param("openvino", marks=pytest.mark.skipif(not find_spec("openvino"), reason="openvino is not installed")),
+]
 
 
 def exported(directory):
@@ -27,18 +39,21 @@ def exported(directory):
     coarse = np.random.RandomState(1).standard_normal((16, 3, 4, 4)).astype("float32")
     net = blocks.spread_network(len(CLASSES), coarse.repeat(16, 2).repeat(16, 3))
     paddle.save(net.state_dict(), f"{directory}/weights.pdparams")
-    how = preprocess.settings(64)
-    export(net, [None, 3, 64, 64], Path(directory) / "model", model="a_model", classes=CLASSES, preprocess=how)
+    about = {"model": "a_model", "classes": CLASSES, "preprocess": preprocess.settings(64)}
+    export(net, [None, 3, 64, 64], Path(directory) / "model", formats=FORMATS, **about)
+    net.classifier[3].bias.set_value(net.classifier[3].bias + 1)
+    export(net, [None, 3, 64, 64], Path(directory) / "other", formats=FORMATS, **about)
 
 
-def logits(directory, paths):
+def logits(directory, paths, backend):
     """What the dynamic model answers through evaluation's data set, and the static one through the deployed code."""
     import argparse
 
     import paddle
 
     sys.path.insert(0, f"{directory}/deployed")
-    from infer import Classifier, prepare
+    from infer import Classifier
+    from preprocess import prepare
 
     from deploy.inference_python import preprocess
     from models.mobilenet_v3_small.data import Images
@@ -48,7 +63,9 @@ def logits(directory, paths):
     load_weights(net, f"{directory}/weights.pdparams")
     net.eval()
     images = Images([(path, 0) for path in paths], preprocess.settings(64))
-    options = argparse.Namespace(use_gpu=False, cpu_threads=1, enable_mkldnn=True)
+    options = argparse.Namespace(
+        backend=backend, use_gpu=False, use_tensorrt=False, enable_mkldnn=None, cpu_threads=1, workers=0
+    )
     model = Classifier(f"{directory}/model", options)
     found = []
     for index, path in enumerate(paths):
@@ -76,25 +93,43 @@ def place(tmp_path_factory):
     return root
 
 
-def infer(place, *arguments, model="model"):
+def infer(place, *arguments, model="model", without=()):
+    """The script's end; `without` packages, as if they were not installed."""
+    extra = {}
+    if without:
+        extra = {"PYTHONPATH": str(place / "without")}
+        (place / "without").mkdir(exist_ok=True)
+        lines = "".join(f"sys.modules[{name!r}] = None\n" for name in without)
+        (place / "without/sitecustomize.py").write_text(f"import sys\n{lines}")
     command = [sys.executable, str(place / "deployed/infer.py"), f"--model-dir={place / model}", *arguments]
     return subprocess.run(
-        command, cwd=place / "deployed", env=environment(0, []), capture_output=True, text=True, timeout=120
+        command, cwd=place / "deployed", env=environment(0, [], extra), capture_output=True, text=True, timeout=120
     )
 
 
-def answers(place, *arguments):
+def answers(place, *arguments, said="", **more):
     out = place / "answers.json"
-    done = infer(place, f"--json={out}", *arguments)
-    assert done.returncode == 0, done.stderr
+    done = infer(place, f"--json={out}", *arguments, **more)
+    assert done.returncode == 0 and said in done.stderr and len(done.stderr.splitlines()) == bool(said), done.stderr
     return json.loads(out.read_text())
 
 
-def test_same_logits_as_the_dynamic_model(place):
-    got = answers(place, f"--img-path={place}/pictures", "--batch-size=4", "--topk=6")["images"]
+def same(one, other):
+    """The same classes in the same order, with the same scores but for rounding that the last layer magnified."""
+    assert [a["path"] for a in one] == [a["path"] for a in other]
+    for a, b in zip(one, other):
+        assert [t["class"] for t in a["top"]] == [t["class"] for t in b["top"]]
+        np.testing.assert_allclose([t["score"] for t in a["top"]], [t["score"] for t in b["top"]], rtol=2e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_same_logits_as_the_dynamic_model(place, backend):
+    told = answers(place, f"--img-path={place}/pictures", "--batch-size=4", "--topk=6", f"--backend={backend}")
+    assert told["backend"]["name"] == backend and told["backend"]["threads"] >= 1
+    got = told["images"]
     paths = [answer["path"] for answer in got]
     assert len(paths) == 10 and paths == sorted(paths)
-    ((*found, huge),) = run(logits, 1, place / "out", str(place), paths)
+    ((*found, huge),) = run(logits, 1, place / "out", str(place), paths, backend)
     assert huge == {"label": 0, "class": "ant", "score": 1.0}
     assert all(one["same_input"] for one in found)
     dynamic, static = (np.array([one[kind] for one in found]) for kind in ("dynamic", "static"))
@@ -108,13 +143,138 @@ def test_same_logits_as_the_dynamic_model(place):
         np.testing.assert_allclose([best["score"] for best in answer["top"]], shares[order], rtol=2e-3)
 
 
-@pytest.mark.parametrize("arguments", [["--batch-size=3"], ["--batch-size=64"], ["--enable-mkldnn=False"]])
-def test_any_batch_size_answers_alike(place, arguments):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--batch-size=3"],
+        ["--batch-size=64"],
+        ["--enable-mkldnn=False"],
+        ["--workers=0"],
+        ["--workers=1", "--batch-size=4"],
+        ["--workers=5", "--batch-size=2"],
+        ["--workers=64", "--cpu-threads=3"],
+    ],
+)
+def test_any_batch_size_and_any_number_of_workers_answer_alike(place, arguments):
     one = answers(place, f"--img-path={place}/pictures", "--batch-size=1")["images"]
-    many = answers(place, f"--img-path={place}/pictures", *arguments)["images"]
-    for a, b in zip(one, many):
-        assert a["path"] == b["path"] and [t["class"] for t in a["top"]] == [t["class"] for t in b["top"]]
-        np.testing.assert_allclose([t["score"] for t in a["top"]], [t["score"] for t in b["top"]], rtol=2e-3)
+    same(one, answers(place, f"--img-path={place}/pictures", *arguments)["images"])
+
+
+LIGHT = ("onnxruntime", "openvino")
+
+
+@with_both
+def test_auto_takes_one_that_needs_no_paddle(place):
+    plain = answers(place, f"--img-path={place}/pictures", "--backend=paddle")["images"]
+    for without in [(), *((name,) for name in LIGHT)]:
+        told = answers(place, f"--img-path={place}/pictures", without=("paddle", *without))
+        assert told["backend"]["name"] in set(LIGHT) - set(without)
+        same(plain, told["images"])
+
+
+def test_auto_without_them_is_paddle(place):
+    told = answers(place, f"--img-path={place}/pictures", without=LIGHT)
+    paddle = version("paddlepaddle")
+    assert told["backend"]["version"] in (paddle, f"of paddle {paddle}")
+    same(told["images"], answers(place, f"--img-path={place}/pictures", "--backend=paddle")["images"])
+    done = infer(place, f"--img-path={place}/pictures", "--backend=openvino", f"--json={place}/own.json", without=LIGHT)
+    if int(paddle[0]) >= 3:  # which brings an OpenVINO of its own
+        own = json.loads((place / "own.json").read_text())
+        assert own["backend"]["name"] == "openvino"
+        same(own["images"], told["images"])
+    else:
+        assert done.returncode == 1 and "has no OpenVINO in it: pip install openvino" in done.stderr
+    told = answers(place, f"--img-path={place}/pictures", "--enable-mkldnn=True")  # which only Paddle knows
+    assert told["backend"]["name"] == "paddle"
+
+
+def test_nothing_that_could_run_it(place):
+    for backend, package in (("paddle", "paddlepaddle"), ("openvino", "openvino"), ("auto", "paddlepaddle")):
+        arguments = [f"--img-path={place}/pictures", f"--backend={backend}"]
+        done = infer(place, *arguments, without=("paddle", *LIGHT))
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+        assert f"pip install {package}\n" in done.stderr
+
+
+@with_both
+def test_benchmark_without_paddle(place):
+    arguments = [f"--img-path={place}/pictures", "--benchmark=True", "--backend=onnxruntime", "--cpu-threads=2"]
+    told = answers(place, *arguments, "--workers=2", without=("paddle",))["benchmark"]
+    assert told["Paddle"]["paddle_version"] == version("paddlepaddle") and told["Env"]["CUDA_version"] is None
+    assert re.fullmatch("[0-9a-f]{40}", told["Paddle"]["paddle_commit"])  # of the export
+    assert told["Conf"]["enable_mkldnn"] is False and told["Conf"]["cpu_math_library_num_threads"] == 2
+    used = {"name": "onnxruntime", "version": version("onnxruntime"), "threads": 2, "workers": 2}
+    assert told["More"]["backend"] == used
+
+
+def restamped(place, tmp_path, **parts):
+    """The model with other bytes in some of its files, and a stamp that says they belong there."""
+    shutil.copytree(place / "model", tmp_path / "model")
+    stamp = json.loads((tmp_path / "model/export.json").read_text())
+    for suffix, content in parts.items():
+        (tmp_path / f"model/inference.{suffix}").write_bytes(content)
+        stamp["sha256"][f"inference.{suffix}"] = hashlib.sha256(content).hexdigest()
+    (tmp_path / "model/export.json").write_text(json.dumps(stamp))
+    return tmp_path / "model"
+
+
+@with_both
+def test_a_backend_that_answers_differently_is_not_taken(place, tmp_path):
+    pictures = f"--img-path={place}/pictures"
+    model = restamped(place, tmp_path, onnx=(place / "other/inference.onnx").read_bytes())
+    told = answers(place, pictures, model=model, said="infer.py: not taken: onnxruntime ")
+    assert told["backend"]["name"] == "openvino"  # which reads the .pdmodel
+    same(told["images"], answers(place, pictures, "--backend=paddle")["images"])
+    done = infer(place, pictures, "--backend=onnxruntime", model=model)
+    assert done.returncode == 1 and "answers differently from the model that was exported" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    told = answers(place, pictures, "--backend=paddle", model=model)
+    assert told["backend"]["name"] == "paddle"
+
+
+@with_both
+def test_a_file_that_a_backend_cannot_read(place, tmp_path):
+    paddle3 = (place / "model/inference.json").exists()  # Paddle 2 crashes on a program that is none
+    parts = {"onnx": b"no model at all", **({"pdmodel": b"nor this"} if paddle3 else {})}
+    model = restamped(place, tmp_path, **parts)
+    done = infer(place, f"--img-path={place}/pictures", model=model)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0 and len(lines) == len(parts), done.stderr
+    assert all(f"not taken: {name} cannot run" in line for name, line in zip(LIGHT, lines))
+    if paddle3:
+        shutil.rmtree(model)
+        model = restamped(place, tmp_path, **parts, json=b"x", pdiparams=b"x")
+        done = infer(place, f"--img-path={place}/pictures", model=model)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "paddle cannot run" in done.stderr
+
+
+@with_onnx
+def test_a_form_that_was_not_exported(place, tmp_path):
+    shutil.copytree(place / "model", tmp_path / "model")
+    stamp = json.loads((tmp_path / "model/export.json").read_text())
+    del stamp["sha256"]["inference.onnx"]
+    (tmp_path / "model/inference.onnx").unlink()
+    (tmp_path / "model/export.json").write_text(json.dumps(stamp))
+    done = infer(place, f"--img-path={place}/pictures", "--backend=onnxruntime", model=tmp_path / "model")
+    assert done.returncode == 1 and "lacks inference.onnx, which --backend=onnxruntime needs" in done.stderr
+    assert "--formats=onnx" in done.stderr and len(done.stderr.splitlines()) == 1
+    told = answers(place, f"--img-path={place}/pictures", model=tmp_path / "model")
+    assert told["backend"]["name"] != "onnxruntime"
+
+
+def test_threads_that_a_container_may_use(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'deploy/inference_python')!r})\n"
+        "import os, infer; from pathlib import Path\n"
+        "os.sched_getaffinity = lambda pid: range(64)\n"
+        "print(*(infer.cores(Path(share)) for share in sys.argv[1:]))"
+    )
+    shares = {"two": "200000 100000", "half": "50000 100000", "whole": "max 100000", "many": "9900000 100000"}
+    for name, text in shares.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    paths = [str(tmp_path / name) for name in (*shares, "none")]
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["2", "1", "64", "64", "64"], done.stderr
 
 
 def test_file_folder_and_pattern(place):
@@ -187,6 +347,7 @@ ROWS = r"""
  inference_time\(ms\) p50: [\d.]+, p90: [\d.]+, p99: [\d.]+
  whole_batch_time\(ms\) p50: [\d.]+, p90: [\d.]+, p99: [\d.]+
  images/s: [\d.]+ \(inference alone: [\d.]+\)
+ backend: paddle [\d.]+, threads: 3, workers: 0
 """.strip().splitlines()
 
 
@@ -213,35 +374,38 @@ def test_benchmark_block_row_for_row(place):
     assert more["batches"] == 3 and figures["Data"]["data_num"] == 10
     parts = sum(perf[f"{part}_time_ms"] for part in ("preprocess", "inference", "postprocess"))
     assert perf["total_time_s"] == pytest.approx(3 * parts / 1000, rel=0.01)
-    assert more["images_per_s"] == pytest.approx(10 / perf["total_time_s"], rel=0.01)
+    assert more["images_per_s"] == pytest.approx(10 / more["wall_s"], rel=0.01)
+    assert more["wall_s"] >= perf["total_time_s"] - 0.0002  # in turn: the stages, and what is printed
     assert 0 < more["inference_ms"]["p50"] <= more["inference_ms"]["p90"] <= more["inference_ms"]["p99"]
     assert 50 < perf["cpu_rss_mb"] < 5000
 
 
-def watched(directory):
+def watched(directory, workers):
     """A benchmark whose preprocessing is slow, with the network's calls counted."""
     import time
 
     sys.path.insert(0, f"{directory}/deployed")
+    import images
     import infer
 
-    calls, prepare, scores = [], infer.prepare, infer.Classifier.scores
+    calls, prepare, scores = [], images.prepare, infer.Classifier.scores
 
     def slow(*arguments):
         time.sleep(0.2)
         return prepare(*arguments)
 
-    def counted(self, images):
-        calls.append(len(images))
-        return scores(self, images)
+    def counted(self, batch):
+        calls.append(len(batch))
+        return scores(self, batch)
 
-    infer.prepare, infer.Classifier.scores = slow, counted
+    images.prepare, infer.Classifier.scores = slow, counted
     base = [
         f"--model-dir={directory}/model",
         f"--img-path={directory}/pictures/ant",
         f"--json={directory}/watched.json",
+        "--backend=paddle",
     ]
-    assert infer.main([*base, "--benchmark=True", "--warmup=3"]) == 0
+    assert infer.main([*base, "--benchmark=True", "--warmup=3", f"--workers={workers}"]) == 0
 
     def interrupted(options):
         raise KeyboardInterrupt
@@ -250,11 +414,14 @@ def watched(directory):
     return calls, infer.main(base)
 
 
-def test_what_is_measured(place):
-    ((calls, code),) = run(watched, 1, place / "out", str(place))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_measured(place, workers):
+    ((calls, code),) = run(watched, 1, place / "out", str(place), workers)
     figures = json.loads((place / "watched.json").read_text())["benchmark"]
     assert calls == [1] * 5 and figures["More"]["batches"] == 2 and code == 130
-    assert figures["Perf"]["preprocess_time_ms"] > 200  # what the watched preparation sleeps
+    assert figures["Perf"]["preprocess_time_ms"] > 200  # what the watched preparation sleeps, workers or not
+    assert figures["More"]["wall_s"] > (0.2 if workers else 0.4)
+    assert figures["More"]["images_per_s"] == pytest.approx(2 / figures["More"]["wall_s"], rel=0.01)
     assert figures["Conf"]["enable_mkldnn"] is True
 
 
@@ -299,6 +466,8 @@ def spoil(place, what, tmp_path):
         (target / "inference.pdiparams").unlink()
     elif what == "weights damaged":
         (target / "inference.pdiparams").write_bytes(b"x" + (target / "inference.pdiparams").read_bytes()[1:])
+    elif what == "another form damaged":  # which no other backend needs: the copy cannot be trusted
+        (target / "inference.pdmodel").write_bytes((target / "inference.pdmodel").read_bytes()[:-1])
     elif what == "no stamp":
         (target / "export.json").unlink()
     elif what == "stamp damaged":
@@ -319,6 +488,7 @@ def spoil(place, what, tmp_path):
     [
         ("weights gone", "lacks inference.pdiparams"),
         ("weights damaged", "inference.pdiparams is damaged or from another export"),
+        ("another form damaged", "inference.pdmodel is damaged or from another export"),
         ("no stamp", "holds no export.json"),
         ("stamp damaged", "export.json is damaged or incomplete"),
         ("stamp without classes", "names 3 classes, the model answers with 6"),
@@ -343,6 +513,14 @@ def test_a_model_that_is_not_whole(place, tmp_path, what, said):
         (["--img-path={pictures}", "--use-tensorrt=True"], 1, "--use-tensorrt=True needs --use-gpu=True"),
         (["--img-path={pictures}", "--precision=fp16"], 1, "--precision=fp16 needs --use-gpu=True"),
         (["--img-path={pictures}", "--precision=int4"], 2, "invalid choice: 'int4'"),
+        (["--img-path={pictures}", "--backend=torch"], 2, "invalid choice: 'torch'"),
+        (["--img-path={pictures}", "--backend=openvino", "--use-gpu=True"], 1, "--use-gpu is for Paddle"),
+        (
+            ["--img-path={pictures}", "--backend=onnxruntime", "--enable-mkldnn=True"],
+            1,
+            "--enable-mkldnn is for Paddle",
+        ),
+        (["--img-path={pictures}", "--workers=-1"], 2, "'-1' is no whole number from 0 up"),
         (["--img-path={pictures}", "--use-gpu=maybe"], 2, "'maybe' is neither True nor False"),
         (["--img-path={pictures}", "--model-dir=/nowhere"], 1, "--model-dir=/nowhere does not exist"),
         (["--img-path={pictures}", "--json=/proc/nowhere/x.json"], 1, "cannot write /proc/nowhere/x.json"),

@@ -1,0 +1,262 @@
+"""What can run an exported model: Paddle Inference, OpenVINO, ONNX Runtime. Each is imported only where it is used."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+PROGRAMS, WEIGHTS = ("inference.json", "inference.pdmodel"), "inference.pdiparams"  # of Paddle 3 and 2
+ONNX, PARITY = "inference.onnx", "parity.npz"
+_PACKAGE = {"paddle": "paddlepaddle"}
+Images = np.ndarray[Any, Any]
+
+
+class UserError(Exception):
+    """What the person who typed the command can mend."""
+
+
+class Absent(UserError):
+    """A backend that cannot be used because its package, or its form of the model, is not here. Nothing is wrong."""
+
+
+class Backend:
+    """An exported model, ready to answer: `name` and `version` say by what, `conf` is TIPC's section of that name."""
+
+    name: str
+    version: str
+
+    def __call__(self, images: Images) -> np.ndarray[Any, Any]:
+        """One row an image, one column a class."""
+        raise NotImplementedError
+
+    def facts(self, options: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "version": self.version,
+            "threads": options.cpu_threads,
+            "workers": options.workers,
+        }
+
+    def conf(self, options: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "runtime_device": "cpu",
+            "ir_optim": True,  # they optimise the graph when they load it, and plan its memory
+            "enable_memory_optim": True,
+            "enable_tensorrt": False,
+            "enable_mkldnn": False,
+            "cpu_math_library_num_threads": options.cpu_threads,
+        }
+
+
+class OnnxRuntime(Backend):
+    name = "onnxruntime"
+
+    def __init__(self, program: Path, options: argparse.Namespace) -> None:
+        import onnxruntime
+
+        self.version = onnxruntime.__version__
+        setting = onnxruntime.SessionOptions()
+        setting.intra_op_num_threads, setting.log_severity_level = options.cpu_threads, 3
+        # A thread that waits for work by spinning takes a core from those that prepare the next images.
+        setting.add_session_config_entry("session.intra_op.allow_spinning", "0" if options.workers else "1")
+        self.session = onnxruntime.InferenceSession(str(program), setting, providers=["CPUExecutionProvider"])
+        self.input = self.session.get_inputs()[0].name
+
+    def __call__(self, images: Images) -> np.ndarray[Any, Any]:
+        return self.session.run(None, {self.input: images})[0]
+
+
+class OpenVino(Backend):
+    name = "openvino"
+
+    def __init__(self, program: Path, options: argparse.Namespace) -> None:
+        import openvino
+
+        self.version = openvino.__version__.partition("-")[0]
+        setting = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": options.cpu_threads,
+            "INFERENCE_PRECISION_HINT": "f32",  # processors with bfloat16 would compute in it
+            "ENABLE_CPU_PINNING": not options.workers,  # a pinned thread waits for the worker on its core
+        }
+        self.request = openvino.Core().compile_model(str(program), "CPU", setting).create_infer_request()
+
+    def __call__(self, images: Images) -> np.ndarray[Any, Any]:
+        return np.array(self.request.infer([images], share_inputs=True, share_outputs=True)[0])
+
+
+class PaddleInference(Backend):
+    """Paddle's own, with oneDNN on a CPU; or, with `engine`, the OpenVINO that is built into Paddle 3."""
+
+    def __init__(self, program: Path, options: argparse.Namespace, engine: bool = False) -> None:
+        import paddle
+        from paddle import inference
+
+        self.name, self.version = "openvino" if engine else "paddle", f"{paddle.__version__}"
+        self.config = inference.Config(str(program), str(program.with_name(WEIGHTS)))
+        if engine:
+            self.version = f"of paddle {paddle.__version__}"
+            if not hasattr(self.config, "enable_openvino_engine"):
+                raise Absent(f"Paddle {paddle.__version__} has no OpenVINO in it: pip install openvino")
+        _configure(self.config, inference, program.suffix, options, engine)
+        self.predictor = inference.create_predictor(self.config)
+        self.input = self.predictor.get_input_handle(self.predictor.get_input_names()[0])
+        self.output = self.predictor.get_output_handle(self.predictor.get_output_names()[0])
+
+    def __call__(self, images: Images) -> np.ndarray[Any, Any]:
+        self.input.reshape(list(images.shape))
+        self.input.copy_from_cpu(images)
+        self.predictor.run()
+        return self.output.copy_to_cpu()
+
+    def conf(self, options: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "runtime_device": "gpu" if options.use_gpu else "cpu",
+            "ir_optim": bool(self.config.ir_optim()),
+            "enable_memory_optim": True,  # _configure always asks for it
+            "enable_tensorrt": bool(self.config.tensorrt_engine_enabled()),
+            "enable_mkldnn": bool(self.config.mkldnn_enabled()),
+            "cpu_math_library_num_threads": int(self.config.cpu_math_library_num_threads()),
+        }
+
+
+def _configure(config: Any, inference: Any, form: str, options: argparse.Namespace, engine: bool) -> None:
+    config.disable_glog_info()
+    config.switch_ir_optim(True)
+    config.enable_memory_optim()
+    if form == ".json":  # without it, memory optimisation fails on Paddle 3's format
+        config.enable_new_executor(True)
+        config.enable_new_ir(True)
+    if options.use_gpu:
+        kind = inference.PrecisionType.Half if options.precision == "fp16" else inference.PrecisionType.Float32
+        config.enable_use_gpu(256, 0, kind)
+        if options.use_tensorrt:
+            if form == ".json":
+                raise UserError("Paddle runs TensorRT on .pdmodel only: export it with --formats=paddle,pdmodel")
+            config.enable_tensorrt_engine(
+                max_batch_size=options.batch_size, min_subgraph_size=3, precision_mode=kind, use_static=False
+            )
+        return
+    config.disable_gpu()
+    config.set_cpu_math_library_num_threads(options.cpu_threads)
+    if engine:
+        config.enable_openvino_engine(inference.PrecisionType.Float32)
+    elif options.enable_mkldnn is not False:
+        config.enable_mkldnn()
+    else:
+        config.disable_mkldnn()  # Paddle 3 turns it on by itself
+
+
+def choose(directory: Path, stamp: dict[str, Any], options: argparse.Namespace) -> Backend:
+    """The backend that --backend names; with `auto` the fastest that is here and answers as the exported model did.
+
+    Paddle comes second: importing it takes longer than classifying hundreds of images with one of the others.
+    """
+    name = options.backend
+    if name == "auto" and (options.use_gpu or options.enable_mkldnn is not None):
+        name = "paddle"  # only Paddle knows these
+    if name != "auto":
+        return load(name, directory, stamp, options)
+    light = [name for name in ("onnxruntime", "openvino") if find_spec(name)]
+    failures: list[UserError] = []
+    for names in (light, [name for name in ("openvino", "paddle") if name not in light]):
+        passed = []
+        for name in names:
+            try:
+                passed.append(load(name, directory, stamp, options))
+            except Absent as absent:
+                failures.insert(0, absent)
+            except UserError as failure:
+                failures.append(failure)
+        if passed:
+            for problem in failures:
+                if not isinstance(problem, Absent):
+                    print(f"infer.py: not taken: {problem}", file=sys.stderr)
+            crop = stamp["preprocess"]["crop"]
+            return fastest(passed, np.zeros((min(options.batch_size, 16), 3, crop, crop), np.float32))
+    raise failures[-1] if not isinstance(failures[-1], Absent) else failures[0]  # Paddle's is the first
+
+
+def fastest(backends: list[Backend], images: Images) -> Backend:
+    """By the clock; but a near tie goes to the first, so that the same machine answers with the same one every time."""
+    if len(backends) == 1:
+        return backends[0]
+    best = []
+    for backend in backends:
+        backend(images)  # the first batch of a size plans its memory
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            backend(images)
+            times.append(time.perf_counter() - began)
+        best.append(min(times))
+    return min(zip(best, backends), key=lambda pair: pair[0] * (1 if pair[1] is backends[0] else 1.1))[1]
+
+
+def load(name: str, directory: Path, stamp: dict[str, Any], options: argparse.Namespace) -> Backend:
+    """One backend, after it has answered the inputs that the export stored as the exported model did."""
+    make = _find(name, directory, stamp["sha256"], options)
+    try:
+        backend = make()
+        if options.use_gpu:  # a card's TF32 differs by more than rounding
+            return backend
+        error = _error(backend, directory / PARITY)
+    except UserError:
+        raise
+    except Exception as failure:  # noqa: BLE001 - each raises kinds of its own; the last line has the reason
+        reason = (str(failure).strip().splitlines() or [""])[-1]
+        raise UserError(
+            f"{name} cannot run {directory} ({type(failure).__name__}: {reason}); it was exported by Paddle "
+            f"{stamp.get('paddle')}: use that version, or export it anew"
+        ) from None
+    tolerance = stamp["parity"]["tolerance"]
+    if not error <= tolerance:
+        raise UserError(
+            f"{name} {backend.version} answers differently from the model that was exported (error {error:.3g} of the "
+            f"largest output, allowed {tolerance:g}): take another --backend, or export the model anew"
+        )
+    return backend
+
+
+def _find(name: str, directory: Path, files: dict[str, str], options: argparse.Namespace) -> Callable[[], Backend]:
+    """How to make that backend, if its package and its form of the model are here."""
+
+    def form(*programs: str) -> Path:
+        for program in programs:
+            if program in files:
+                return directory / program
+        kind = {ONNX: "onnx", PROGRAMS[0]: "paddle", PROGRAMS[1]: "pdmodel"}[programs[0]]
+        raise Absent(
+            f"{directory} lacks {programs[0]}, which --backend={name} needs: tools/export.py --formats={kind} writes it"
+        )
+
+    own = name == "openvino" and not find_spec(name) and find_spec("paddle")
+    if not own and not find_spec(name):
+        raise Absent(f"--backend={name} needs a package that is not here: pip install {_PACKAGE.get(name, name)}")
+    if name == "onnxruntime":
+        program = form(ONNX)
+        return lambda: OnnxRuntime(program, options)
+    if name == "openvino" and not own:
+        program = form(PROGRAMS[1], ONNX)
+        return lambda: OpenVino(program, options)
+    program = form(PROGRAMS[1]) if own else form(*(PROGRAMS[::-1] if options.use_tensorrt else PROGRAMS))
+    return lambda: PaddleInference(program, options, engine=bool(own))
+
+
+def _error(backend: Backend, store: Path) -> float:
+    """The largest difference from the stored outputs, as a share of the largest of them."""
+    worst = 0.0
+    with np.load(store) as stored:
+        for name in stored.files:
+            if name.startswith("input0_"):
+                expected, got = stored[name.replace("input", "output")], backend(stored[name])
+                if got.shape != expected.shape or not np.isfinite(got).all():
+                    return float("inf")
+                worst = max(worst, float(np.abs(got - expected).max() / np.abs(expected).max().clip(1e-6)))
+    return worst

@@ -22,7 +22,9 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.9",
     packages=find_packages(include=["ppfleet", "ppfleet.*"]),
-    package_data={"ppfleet": ["py.typed", "tipc/page.css", "commands/timeline.css", "ops/*.cc", "ops/*.h", "ops/*.inc"]},
+    package_data={
+        "ppfleet": ["py.typed", "tipc/page.css", "commands/timeline.css", "ops/*.cc", "ops/*.h", "ops/*.inc"]
+    },
     install_requires=["numpy>=1.21", "psutil>=5.9", "safetensors>=0.4", "tqdm>=4.60"],
     extras_require={
         "cpu": ["paddlepaddle>=3.0", *model],

@@ -189,10 +189,9 @@ class OurModel:
     """Exports the network in all forms that can be written here, as tools/export.py does."""
 
     def __init__(self, case: Case) -> None:
-        from ppfleet.runtimes import installed
-
         from models.mobilenet_v3_small.net import MobileNetV3Small
         from ppfleet.export import FORMATS, export
+        from ppfleet.runtimes import installed
 
         net = MobileNetV3Small()
         net.set_state_dict({name: fill(name, tensor.shape) for name, tensor in net.state_dict().items()})

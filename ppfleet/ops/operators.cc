@@ -317,9 +317,10 @@ Tensors global_mean_grad(const Tensor& x, const Tensor& dy) {
   const Shape s = shape_of(x);
   const int64_t size = int64_t{s.height} * s.width;
   Tensor dx = floats(x.shape());
+  const float* from = dy.data<float>();
   float* to = dx.data<float>();
   for (int64_t p = 0; p < int64_t{s.batch} * s.channels; ++p) {
-    const float value = dy.data<float>()[p] / static_cast<float>(size);
+    const float value = from[p] / static_cast<float>(size);
     for (int64_t i = 0; i < size; ++i) to[p * size + i] = value;
   }
   return {dx};

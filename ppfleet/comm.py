@@ -30,6 +30,7 @@ from ppfleet.errors import CommError, MismatchError, WorldError
 from ppfleet.flight import Entry, Flight
 from ppfleet.judge import Limits
 from ppfleet.process import launcher, was_launched
+from ppfleet.shared import Shared, share
 from ppfleet.watch import Watch
 from ppfleet.world import World
 
@@ -114,6 +115,25 @@ class Comm:
         with self._together(what, tensor, checked):
             dist.all_reduce(tensor)
         return tensor
+
+    def share(self, length: int, dtype: str) -> Shared | None:
+        """Memory for sums over all ranks, where they are on one host; if it cannot be had there, that is said."""
+        if self.world.local_size < self.world.size:
+            return None
+        memory, why = share(self.world.rank, self.world.size, length, dtype, self.gather)
+        if memory is None:
+            log.info(f"gradients go through gloo, not through shared memory: {why}")
+        return memory
+
+    def all_reduce_shared(self, memory: Shared, means: int, what: str) -> None:
+        """The sum over ranks of what they put into `memory.mine`; of the first `means` elements, the mean."""
+        with self._operation("collective", what, f"[{memory.mine.size}] {memory.mine.dtype}") as entry:
+
+            def check() -> None:
+                left = set(self.watch.left)  # first: whoever comes and then leaves is not missing
+                self.watch.check(what, entry.operation, left.intersection(memory.late()))
+
+            memory.all_reduce(means, check)
 
     def broadcast(self, tensor: Any, what: str = "broadcast") -> Any:
         """Rank 0's values, in place."""

@@ -39,6 +39,7 @@ from ppfleet.metrics import Totals
 from ppfleet.precision import Precision, plain
 from ppfleet.sampler import mix
 from ppfleet.stepper import ON_NAN, Stepper
+from ppfleet.tuning import tune
 from ppfleet.world import World
 from ppfleet.wrap import (
     Exchange,
@@ -51,7 +52,7 @@ from ppfleet.wrap import (
     unwrap,
 )
 
-HERE = "here"  # the entry of job.settings that may differ from host to host, such as paths
+HERE, DEFAULTS = "here", "defaults"  # the entries of job.settings that may differ from host to host, such as paths
 _END = object()
 
 
@@ -95,6 +96,7 @@ class Job:
             raise FleetError(f"on_nan={on_nan!r} is none of {', '.join(ON_NAN)}")
         self.world = World.from_env()
         self.device = choose_device(device, self.world)
+        defaults = tune(self.world.local_size) if self.device == "cpu" else {}
         self.directory = Path(directory).absolute()  # a script may change its working directory
         self.seed, self.accumulate, self.on_nan = seed, accumulate, on_nan
         self.save_every, self.log_every = save_every, log_every
@@ -131,7 +133,7 @@ class Job:
         # What the weights mean (classes, preprocessing …), kept beside them; a resume refuses those of another card.
         self.card: dict[str, Any] = {}
         # What was decided, printed and stored at the first step; a script may add lines of its own, such as lr_rule.
-        # All ranks must have the same, except for the entry "here".
+        # All ranks must have the same, except for the entries "here" and "defaults" (of this process: see tuning.py).
         self.settings: dict[str, Any] = {
             "ranks": self.world.size,
             "device": self.device.partition(":")[0],
@@ -143,6 +145,7 @@ class Job:
             "paddle": paddle.__version__,
             "ppfleet": ppfleet.__version__,
             "python": platform.python_version(),
+            DEFAULTS: defaults,
         }
 
     @property
@@ -511,7 +514,7 @@ class Job:
             tail=plan.tail,
         )
         text = json.dumps(self.settings, indent=1, ensure_ascii=False, default=str)
-        shared = {name: value for name, value in json.loads(text).items() if name != HERE}
+        shared = {name: value for name, value in json.loads(text).items() if name not in (HERE, DEFAULTS)}
         check_same(self.comm, "settings", shared)  # each time: only all ranks together can say "as before"
         if shared == self._agreed:
             return

@@ -12,7 +12,7 @@ from ppfleet.comm import Comm
 from ppfleet.errors import FleetError, MismatchError, NonFiniteError
 from ppfleet.loader import Loader
 from ppfleet.precision import Precision
-from ppfleet.wrap import Exchange, Vitals
+from ppfleet.wrap import Exchange, Vitals, only_reads_gradients
 
 ON_NAN = ("stop", "skip")
 
@@ -34,6 +34,7 @@ class Stepper:
         self.asked = False  # whether a rank was asked to end: all ranks learn it at the same step
         self._sum = 0.0
         self._samples = 0
+        exchange.lent = only_reads_gradients(optimizer)
         self._everything = net.parameters()  # once: walking a large model takes time
 
     def begin(self, loader: Loader, left: int | None) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -120,14 +121,15 @@ class Watch:
         self.close("preempted", text)
         raise Preempted(text, 128 + signal.SIGTERM if self.unsaved else PREEMPTED)
 
-    def check(self, what: str, operation: int = 0) -> None:
-        """Raise if the job is doomed, or if a rank has left that this operation would wait for."""
+    def check(self, what: str, operation: int = 0, missing: Collection[int] = ()) -> None:
+        """Raise if the job is doomed, or if a rank has left that this operation would wait for: because it did not come
+        there, or because it came and is `missing` in the middle of it."""
         if self.doom is not None:
             self._taken = True
             text = f"{what} failed on {self.world.name()}: {self.doom.text}"
             raise (CommError if self.doom.kind == "lost" else Stalled)(text)
         for rank, gone in list(self.left.items()):
-            if gone["operation"] < operation:
+            if gone["operation"] < operation or rank in missing:
                 self._taken = True
                 text = f"{what} cannot go on: {self.world.name(rank)} left before it came there ({gone['why'][:500]})"
                 if gone["kind"] == "preempted":
@@ -280,13 +282,14 @@ class Watch:
             return
         self._deadline = time.monotonic() + _GRACE
         self.flight.words(doom.kind, doom.text, culprit=doom.culprit, **doom.facts)
+        stacks = self.stacks if doom.kind != "lost" else None
+        if stacks is not None:  # before the main thread can know, and raise
+            with contextlib.suppress(OSError), stacks.open("w") as out:
+                faulthandler.dump_traceback(out, all_threads=True)
         self.doom = doom
         _say(doom.text)
-        if doom.kind != "lost" and self.stacks is not None:
-            with contextlib.suppress(OSError), self.stacks.open("w") as out:
-                faulthandler.dump_traceback(out, all_threads=True)
-            if doom.culprit in (-1, self.world.rank):
-                _say(f"the Python stacks of {self.world.name()} are in {self.stacks}")
+        if stacks is not None and doom.culprit in (-1, self.world.rank):
+            _say(f"the Python stacks of {self.world.name()} are in {stacks}")
 
     def _end(self) -> None:
         _aside(sys.stdout.flush)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -144,6 +145,13 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any]:
     return found
 
 
+def only_reads_gradients(optimizer: Any) -> bool:
+    """Whether a step leaves gradients as they are. Paddle's own optimizers do; its clipping writes to them."""
+    groups = [group for group in optimizer._param_groups if isinstance(group, dict)]
+    clips = [optimizer._grad_clip, *(group.get("grad_clip") for group in groups)]
+    return type(optimizer).__module__.startswith("paddle.optimizer.") and not any(clips)
+
+
 def _plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(_plain(inner) for inner in value)
@@ -187,11 +195,13 @@ class Vitals:
 class Exchange:
     """Sums gradients over ranks, outside of `backward()`, where a dead peer is an exception and not an abort.
 
-    All gradients of a rank are copied into one persistent flat buffer and reduced in one call; afterwards each
-    gradient is a view of that buffer. BatchNorm statistics travel in the same buffer, so that every rank has the same
-    at every step, and so do the ranks' vitals and which parameters were used at all: nothing here needs a second
-    collective, and a branch that only some ranks take is summed right instead of diverging.
+    All gradients of a rank are copied into one persistent flat buffer and reduced in one call: through shared memory
+    where all ranks are on one host, else through gloo. Afterwards each gradient is a view of the result. BatchNorm
+    statistics travel in the same buffer, so that every rank has the same at every step, and so do the ranks' vitals and
+    which parameters were used at all: nothing here needs a second collective, and a branch that only some ranks take is
+    summed right instead of diverging.
     On cards Paddle's own reducer does this during `backward()`, overlapping it; then only the vitals go through here.
+    Alone, nothing does: gradients are only looked at.
     """
 
     def __init__(self, comm: Comm, parameters: dict[str, Any], statistics: list[Any], buffers: list[Any]) -> None:
@@ -199,49 +209,60 @@ class Exchange:
         apart = {id(tensor) for tensor in statistics}
         own = {name: p for name, p in parameters.items() if id(p) not in apart}
         self.names, self.parameters = list(own), list(own.values())  # frozen ones too: they may be unfrozen later
-        self._probes = 0
-        self.statistics = statistics
         self.buffers = buffers
+        self.lent = False  # whether the optimizer only reads gradients: the sum in shared memory is everybody's
+        self._probes = 0
         self._frozen = [p for p in self.parameters if not p.trainable]
-        size = comm.world.size
-        wide = any(p.dtype == paddle.float64 for p in self.parameters)
-        shapes = [] if comm.on_cards else [list(t.shape) for t in [*self.parameters, *statistics]]
-        tail = size * _VITALS + (0 if comm.on_cards else len(self.parameters))
-        lengths = [math.prod(shape) for shape in shapes]
-        self.flat = paddle.zeros([sum(lengths) + tail], dtype="float64" if wide else "float32")
-        self.views = []
-        start = 0
-        for shape, length in zip(shapes, lengths):
-            self.views.append(_view(self.flat, start, start + length, shape))
-            start += length
-        gradients = sum(lengths[: len(self.parameters)])
-        # None on cards, where Paddle's reducer has the gradients.
-        self._gradients = _view(self.flat, 0, gradients, [gradients]) if gradients else None
-        self._sums = _view(self.flat, 0, start, [start]) if start else self.flat
-        self._tail = _view(self.flat, start, start + tail, [tail])
-        self._zero = [False] * len(self.parameters)
+        self._travels = not comm.world.alone and not comm.on_cards
+        self.statistics = statistics if self._travels else []
+        moved = [*self.parameters, *statistics] if self._travels else []
+        lengths = [int(tensor.size) for tensor in moved]
+        tail = comm.world.size * _VITALS + (len(self.parameters) if self._travels else 0)
+        self._sums = sum(lengths)  # elements that are averaged; the vitals come after them
+        dtype = "float64" if any(tensor.dtype == paddle.float64 for tensor in moved) else "float32"
+        self._shared = comm.share(self._sums + tail, dtype) if self._travels else None
+        self._mine = self._shared.mine if self._shared else np.zeros(self._sums + tail, dtype=dtype)
+        self._total = self._shared.total if self._shared else self._mine
+        self._flat = _over(self._mine)
+        self._views = _views(self._flat, moved)
+        self._results = _views(_over(self._total), moved) if self._shared else self._views
+        self._gradients = _view(self._flat, 0, sum(lengths[: len(self.parameters)])) if self._travels else None
+        self._zero = [False] * len(self.parameters)  # whether a parameter's part of the flat buffer is
         self._good = [buffer.clone() for buffer in buffers]
 
     def reduce(self, loss: float, rate: float) -> Vitals:
         """Replace every gradient by its mean over ranks."""
+        with paddle.no_grad():
+            return self._reduce(loss, rate)
+
+    def _reduce(self, loss: float, rate: float) -> Vitals:
         size, rank = self.comm.world.size, self.comm.world.rank
-        vitals = size * _VITALS
-        tail = np.zeros(self._tail.shape, dtype=np.float64 if self.flat.dtype == paddle.float64 else np.float32)
+        vitals, tail = size * _VITALS, self._mine[self._sums :]
+        tail[:] = 0
+        gradients = [parameter._grad_ivar() for parameter in self.parameters]
         finite = math.isfinite(loss)
         if self._gradients is not None:
-            tail[vitals:] = self._collect()
+            tail[vitals:] = self._collect(gradients)
             finite = finite and math.isfinite(float(self._gradients.sum()))
+        elif not self.comm.on_cards:
+            finite = finite and _all_finite(gradients)
         probed, total = self._probe()
         mine = loss if math.isfinite(loss) else 0.0, not finite, rate, self.comm.watch.wanted, total
         tail[_VITALS * rank : _VITALS * (rank + 1)] = mine
-        self._tail.copy_(paddle.to_tensor(tail), True)
-        self.comm.all_reduce(self.flat, "all-reduce of gradients", checked=False)  # job.prepare compared the shapes
-        table = self._tail.clone().numpy()  # numpy() of a view would copy the whole buffer
+        self._sum("all-reduce of gradients")
+        table = self._total[self._sums :].copy()
         if self._gradients is not None:
-            if size > 1:
-                self._sums.scale_(1.0 / size)
-            self._hand_back(table[vitals:])
+            self._hand_back(gradients, table[vitals:].tolist())
         return Vitals(table[:vitals].reshape(size, _VITALS), probed)
+
+    def _sum(self, what: str) -> None:
+        if self._shared is not None:
+            self.comm.all_reduce_shared(self._shared, self._sums, what)
+        elif self._travels:
+            self.comm.all_reduce(self._flat, what, checked=False)  # job.prepare compared the shapes
+            self._mine[: self._sums] *= self._mine.dtype.type(1.0 / self.comm.world.size)
+        elif not self.comm.world.alone:
+            self._mine[:] = self.comm.all_reduce(paddle.to_tensor(self._mine), what, checked=False).numpy()
 
     def _probe(self) -> tuple[str, int]:
         """A checksum of some weights, others at each step: ranks whose weights drift apart are found within a round."""
@@ -260,32 +281,31 @@ class Exchange:
         weighed = int(np.dot(bits.astype(np.int64), np.arange(1, bits.size + 1)))
         return self.names[number], weighed % (1 << 24)
 
-    def _collect(self) -> list[bool]:
-        used = []
-        for number, (parameter, view) in enumerate(zip(self.parameters, self.views)):
-            gradient = parameter._grad_ivar()
-            used.append(gradient is not None)
+    def _collect(self, gradients: list[Any]) -> list[bool]:
+        dtype = self._flat.dtype
+        for number, (gradient, view) in enumerate(zip(gradients, self._views)):
             if gradient is not None:
-                view.copy_(gradient if gradient.dtype == view.dtype else gradient.astype(view.dtype), True)
+                view.copy_(gradient if gradient.dtype == dtype else gradient.astype(dtype), True)
             elif not self._zero[number]:
                 view.zero_()
-        for buffer, view in zip(self.statistics, self.views[len(self.parameters) :]):
-            view.copy_(buffer if buffer.dtype == view.dtype else buffer.astype(view.dtype), True)
-        return used
+        for buffer, view in zip(self.statistics, self._views[len(gradients) :]):
+            view.copy_(buffer if buffer.dtype == dtype else buffer.astype(dtype), True)
+        return [gradient is not None for gradient in gradients]
 
-    def _hand_back(self, users: Any) -> None:
+    def _hand_back(self, gradients: list[Any], users: list[float]) -> None:
+        dtype = self._flat.dtype
+        lent = self.lent or self._shared is None
         self._zero = [not used for used in users]
-        for parameter, view, used in zip(self.parameters, self.views, users):
-            gradient = parameter._grad_ivar()
+        for parameter, gradient, result, used in zip(self.parameters, gradients, self._results, users):
             if gradient is None:
                 if used:  # by another rank, in a branch that this one did not take
-                    parameter.grad = view.astype(parameter.dtype).clone()
-            elif gradient.dtype == view.dtype and gradient.is_contiguous():
-                view._share_buffer_to(gradient)  # shares the memory, but not the strides
+                    parameter.grad = result.astype(parameter.dtype).clone()
+            elif lent and gradient.dtype == dtype and gradient.is_contiguous():
+                result._share_buffer_to(gradient)  # shares the memory, but not the strides
             else:
-                gradient.copy_(view.astype(gradient.dtype), True)
-        for buffer, view in zip(self.statistics, self.views[len(self.parameters) :]):
-            buffer.copy_(view if buffer.dtype == view.dtype else view.astype(buffer.dtype), True)
+                gradient.copy_(result if gradient.dtype == dtype else result.astype(gradient.dtype), True)
+        for buffer, result in zip(self.statistics, self._results[len(gradients) :]):
+            buffer.copy_(result if buffer.dtype == dtype else result.astype(buffer.dtype), True)
 
     def reduced_finite(self) -> bool:
         """On cards: whether the gradients are finite, now that the reducer has summed them."""
@@ -293,8 +313,7 @@ class Exchange:
             raise FleetError(
                 "on cards a parameter that was frozen at job.prepare cannot be unfrozen: Paddle's reducer leaves it out"
             )
-        sums = [g.astype("float32").sum() for p in self.parameters if (g := p._grad_ivar()) is not None]
-        return not sums or math.isfinite(float(paddle.add_n(sums)))
+        return _all_finite([parameter._grad_ivar() for parameter in self.parameters])
 
     def remember(self) -> None:
         """Keep the buffers (BatchNorm statistics) of a good step, in case the next one is not."""
@@ -319,7 +338,33 @@ class Exchange:
         self.remember()
 
 
-def _view(flat: Any, start: int, stop: int, shape: list[int]) -> Any:
+def _all_finite(gradients: list[Any]) -> bool:
+    """A NaN or infinity makes the sum one."""
+    sums: dict[Any, list[Any]] = {}
+    with paddle.no_grad():
+        for gradient in gradients:
+            if gradient is not None:
+                low = gradient.dtype in (paddle.float16, paddle.bfloat16)
+                total = (gradient.astype("float32") if low else gradient).sum()
+                sums.setdefault(total.dtype, []).append(total)
+        return all(math.isfinite(float(paddle.add_n(same))) for same in sums.values())
+
+
+def _over(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor in the memory of an array."""
+    return paddle.Tensor(
+        value=array, place=paddle.CPUPlace(), persistable=False, zero_copy=True, name="", stop_gradient=True
+    )
+
+
+def _views(flat: Any, tensors: list[Any]) -> list[Any]:
+    """For each tensor the part of `flat` that is its own, in its shape."""
+    ends = list(itertools.accumulate((int(tensor.size) for tensor in tensors), initial=0))
+    return [_view(flat, start, stop, tensor.shape) for start, stop, tensor in zip(ends, ends[1:], tensors)]
+
+
+def _view(flat: Any, start: int, stop: int, shape: Sequence[int] | None = None) -> Any:
     view = flat._slice(start, stop)
-    view.get_tensor()._set_dims(shape)
+    if shape is not None:
+        view.get_tensor()._set_dims(list(shape))
     return view

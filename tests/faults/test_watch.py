@@ -158,6 +158,43 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path, victim, name):
     assert f"rank {victim} on 127.0.0.1 was killed by {name}" in outputs[1 - victim], outputs
 
 
+def ends_in_a_sum(path, way):
+    """Rank 1 ends in the middle of a sum through shared memory: the others have its numbers, but wait for its part."""
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu")
+    net = blocks.mlp()
+    job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    for number, (points, labels) in enumerate(job.steps(job.loader(blocks.Points(), 8))):
+        if number == 3 and job.world.rank == 1:
+
+            def end(means):
+                if way == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ValueError("something is wrong")
+
+            job._stepper.exchange._shared._add = end
+        job.backward(F.cross_entropy(net(points), labels))
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("killed", "rank 1 on 127.0.0.1 was killed by SIGKILL"),
+        ("raised", "rank 1 on 127.0.0.1 left before it came there (ValueError: something is wrong)"),
+    ],
+)
+def test_a_rank_that_ends_in_the_middle_of_a_sum(tmp_path, way, told):
+    """Long before the limit of 25 s."""
+    for number, end in enumerate(start(ends_in_a_sum, 3, tmp_path / "out", str(tmp_path / "run"), way).wait(15)):
+        if number != 1:
+            assert end.error is not None and end.error[0] == "CommError" and told in end.error[1], end
+
+
 def waits_for_another(path):
     """Rank 0 and 1 wait on the store for rank 2, which computes."""
     import ppfleet
@@ -231,7 +268,7 @@ def blocked(path):
 
 def test_a_rank_whose_output_nobody_reads_can_be_ended(tmp_path):
     ends = start(blocked, 2, tmp_path / "out", str(tmp_path / "run")).wait(40)
-    assert [end.code for end in ends] == [STALLED] * 2
+    assert ends[0].error is not None and ends[0].error[0] == "Stalled" and ends[1].code == STALLED
     assert "rank 1 on 127.0.0.1 has been in `blocked` (tests/faults/test_watch.py:" in ends[0].output
 
 

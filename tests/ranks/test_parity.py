@@ -132,3 +132,75 @@ def test_padded_tail_weighs_every_real_sample_the_same(tmp_path):
         assert worst(tmp_path / f"pad{ranks}.npz", tmp_path / "pad1.npz") <= 1e-5
     run(padded_step, 2, tmp_path / "out", str(tmp_path / "accumulated"), 29, 3)
     assert worst(tmp_path / "accumulated.npz", tmp_path / "pad1.npz") <= 1e-5
+
+
+def through(path, way, clips):
+    """Some steps with momentum, BatchNorm and a branch that only rank 0 takes; what the weights are afterwards."""
+    import paddle
+    import paddle.nn.functional as F
+    from paddle import nn
+
+    import ppfleet
+    from ppfleet import state
+    from tests import blocks
+
+    job = ppfleet.Job(f"{path}/{way}{clips}", device="cpu", seed=1)
+    if way == "gloo":
+        job.comm.share = lambda *_: None
+    net = nn.LayerList([blocks.with_batch_norm(), nn.Linear(10, 10)])
+    clip = paddle.nn.ClipGradByGlobalNorm(0.5) if clips else None
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters(), weight_decay=1e-3, grad_clip=clip)
+    job.prepare(net, optimizer)
+    for number, (points, labels) in enumerate(job.steps(job.loader(blocks.Points(256), 8, shuffle=True))):
+        scores = net[0](points)
+        if number % 3 == 1 and job.world.first:
+            scores = net[1](scores)
+        job.backward(F.cross_entropy(scores, labels))
+    exchange = job._stepper.exchange
+    return [state.fingerprint(net), exchange._shared is not None, exchange.lent]
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_shared_memory_gives_the_bits_that_gloo_gives(tmp_path, clips):
+    """Of two summands: with more, gloo has an order of its own. Clipping writes to gradients, the rest only reads."""
+    ends = {way: run(through, 2, tmp_path / "out", str(tmp_path), way, clips) for way in ("gloo", "shared")}
+    assert [way for _, way, _ in (*ends["gloo"], *ends["shared"])] == [False, False, True, True]
+    assert {lent for _, _, lent in ends["shared"]} == {not clips}
+    assert len({weights for end in ends.values() for weights, *_ in end}) == 1, ends
+
+
+def untouched():
+    """For each of Paddle's optimizers whether its steps leave the gradients as they are."""
+    import inspect
+
+    import paddle
+
+    from ppfleet.wrap import only_reads_gradients
+
+    found = {}
+    for name, kind in list(vars(paddle.optimizer).items()):
+        if not inspect.isclass(kind) or not issubclass(kind, paddle.optimizer.Optimizer):
+            continue
+        if name in ("Optimizer", "LBFGS"):  # no optimizer; one that wants a closure, which job.backward has not
+            continue
+        for decay in (None, 0.01, paddle.regularizer.L1Decay(0.01)):
+            weight = paddle.create_parameter([40, 3], "float32")
+            option = {} if decay is None else {"weight_decay": decay}
+            try:
+                optimizer = kind(learning_rate=0.1, parameters=[weight], **option)
+            except TypeError:
+                continue
+            for _ in range(3):
+                weight.grad = paddle.randn([40, 3])
+                before = weight.grad.numpy().tobytes()
+                gradient = weight._grad_ivar()
+                optimizer.step()
+                same = gradient.numpy().tobytes() == before
+                found[name] = same and found.get(name, True) and only_reads_gradients(optimizer)
+    return found
+
+
+def test_paddles_optimizers_only_read_gradients(tmp_path):
+    """What `Exchange` relies on when it lends them everybody's sum."""
+    (found,) = run(untouched, 1, tmp_path)
+    assert {"SGD", "Momentum", "Adam", "AdamW", "Lamb", "RMSProp"} <= set(found) and all(found.values()), found

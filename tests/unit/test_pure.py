@@ -19,6 +19,7 @@ PURE = (
     "judge",
     "process",
     "star",
+    "shared",
 )
 COMMANDS = (
     "guard",

@@ -1,8 +1,8 @@
 """Talking to the other ranks: device and backend chosen here and nowhere else; the identity when alone.
 
-Two ways are used. Tensors go through collectives (gloo on CPU, NCCL on cards). Waiting for somebody who may take
+Three ways are used. Tensors go through collectives (gloo on CPU, NCCL on cards). Waiting for somebody who may take
 long goes through rank 0's TCP store: gloo gives up after 30 s, the store waits as long as it takes, can be
-interrupted, and fails as soon as rank 0 dies.
+interrupted, and fails as soon as rank 0 dies. Gradients of ranks that share a host go through its memory.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import glob
 import os
 import time
@@ -12,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+import cv2
 import numpy as np
 from backends import UserError
 from preprocess import EXTENSIONS, BadImage, prepare
@@ -54,6 +57,14 @@ def below(folder: Path) -> Iterator[str]:
         yield from (f"{where}/{name}" for name in shown if name.lower().endswith(EXTENSIONS))
 
 
+def keep_memory() -> None:
+    """Have glibc reuse the memory of one image for the next, instead of giving it back and asking for it anew."""
+    trim_threshold, mmap_threshold = -1, -3  # as in malloc.h
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(trim_threshold, 256 << 20)
+        ctypes.CDLL(None).mallopt(mmap_threshold, 32 << 20)
+
+
 def batches(paths: Sequence[Path], size: int, how: dict[str, Any], workers: int) -> Iterator[Batch]:
     """`size` images at a time, those that can be read. With workers the next ones are prepared while the caller works.
 
@@ -63,6 +74,9 @@ def batches(paths: Sequence[Path], size: int, how: dict[str, Any], workers: int)
     ahead = -(-2 * workers // size) if workers else 0  # batches, so that every worker has an image and a next one
     arrays = [np.empty((min(size, len(paths)), 3, how["crop"], how["crop"]), np.float32) for _ in range(ahead + 1)]
     pool = ThreadPoolExecutor(workers) if workers else None
+    keep_memory()
+    if workers:
+        cv2.setNumThreads(1)  # each worker decodes and resizes an image of its own
 
     def fill(path: Path, row: np.ndarray[Any, Any]) -> Outcome:
         began, complaint = time.perf_counter(), None

@@ -6,8 +6,6 @@ Needs this directory, NumPy, OpenCV, and Paddle or OpenVINO or ONNX Runtime; not
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -23,7 +21,6 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # until main: Ctrl-C during the im
 warnings.filterwarnings("ignore", message="No ccache found")  # Paddle's advice to those who compile operators
 
 try:
-    import cv2
     import numpy as np
     from backends import ONNX, PARITY, PROGRAMS, WEIGHTS, UserError, choose
     from benchmark import Benchmark
@@ -127,14 +124,6 @@ def cores(share: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return visible
 
 
-def keep_memory() -> None:
-    """Have glibc reuse the memory of one image for the next, instead of giving it back and asking for it anew."""
-    trim_threshold, mmap_threshold = -1, -3  # as in malloc.h
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(trim_threshold, 256 << 20)
-        ctypes.CDLL(None).mallopt(mmap_threshold, 32 << 20)
-
-
 def accuracy(answers: list[dict[str, Any]], classes: Sequence[str]) -> dict[str, float] | None:
     """Top-1 and top-5, where every image lies in a folder that is called like its class."""
     truth = [Path(answer["path"]).parent.name for answer in answers]
@@ -161,9 +150,6 @@ def run(options: argparse.Namespace) -> int:
                 model.scores(np.zeros((size, 3, how["crop"], how["crop"]), np.float32))
     answers: list[dict[str, Any]] = []
     bad: list[str] = []
-    keep_memory()
-    if options.workers:
-        cv2.setNumThreads(1)  # each worker decodes and resizes an image of its own
     start = time.perf_counter()
     for good, images, complaints, prepared in batches(paths, options.batch_size, how, options.workers):
         for complaint in complaints:
@@ -241,7 +227,7 @@ def at_least(least: int) -> Any:
     return number
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=Help, allow_abbrev=False)
     flag: dict[str, Any] = {"type": yes_or_no, "nargs": "?", "const": True, "metavar": "True|False"}
     parser.add_argument("--model-dir", required=True, help="what tools/export.py wrote")
@@ -279,6 +265,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.workers = 0 if options.benchmark else cores()
     if options.cpu_threads is None:  # one image keeps few threads busy; the workers make more of the other cores
         options.cpu_threads = max(1, cores() // 2) if options.workers and options.batch_size == 1 else cores()
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):  # a file name that is no text is shown with escapes
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -287,16 +278,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as failure:
-        print(f"{parser.prog}: {failure}", file=sys.stderr)
+        print(f"infer.py: {failure}", file=sys.stderr)
         return 1
     except MemoryError:
-        print(f"{parser.prog}: out of memory: take a smaller --batch-size", file=sys.stderr)
+        print("infer.py: out of memory: take a smaller --batch-size", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read the output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        print("infer.py: interrupted", file=sys.stderr)
         return 130
 
 

@@ -149,7 +149,7 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
         "--on-nan", choices=ON_NAN, default="stop", help="when a loss or gradient is not finite: stop, or skip the step"
     )
     add("--seed", type=int, default=0, help="decides initial weights, order, augmentation, dropout")
-    add("--workers", type=number(int, 0), help="processes that load images, a rank (default: by the number of cores)")
+    add("--workers", type=number(int, 0), help="threads that load images, a rank (default: by the number of cores)")
     add(
         "--resume", default="auto", help="auto: go on if there is a checkpoint; none: anew; or a checkpoint's directory"
     )

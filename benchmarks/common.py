@@ -196,10 +196,10 @@ def environment() -> dict[str, str]:
     return {**env, "GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
 
 
-def same(workers: list[Worker], truth: Worker, tolerances: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def same(workers: list[Worker], truth: Worker, tolerances: Mapping[str, float]) -> dict[str, float]:
     """Raise unless all compute what `truth` does: the error of each array against its norm. Returns the largest.
 
-    `tolerances` are those of each worker, by kind, "" for all others. Arrays are called "kind: name"; one whose norm is
+    `tolerances` are by kind, "" for all others. Arrays are called "kind: name"; one whose norm is
     below the median of its kind is held against that: the gradient of a bias before BatchNorm is 0 but for rounding.
     """
     expected = truth.check()
@@ -216,8 +216,7 @@ def same(workers: list[Worker], truth: Worker, tolerances: Mapping[str, Mapping[
             usual = statistics.median(norms[key] for key in keys)
             errors = {key: float(np.linalg.norm(arrays[key] - expected[key])) / max(norms[key], usual) for key in keys}
             key = max(errors, key=errors.__getitem__)
-            allowed = tolerances[worker.name].get(kind, tolerances[worker.name][""])
-            if not errors[key] <= allowed:
+            if not errors[key] <= tolerances.get(kind, tolerances[""]):
                 raise SystemExit(f"{worker.name} has another {key} than {truth.name}: error {errors[key]:.2g}")
             worst[f"{worker.name}, {kind}"] = errors[key]
         told = ", ".join(f"{kind} {worst[f'{worker.name}, {kind}']:.1e}" for kind in kinds)

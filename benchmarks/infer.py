@@ -231,7 +231,7 @@ def measure(case: Case, rounds: int) -> tuple[list[dict[str, Any]], list[Row]]:
     workers = [Worker(name, case, OURS if name in ("ours", "Paddle Inference") else PEERS) for name in CONTENDERS]
     with common.started(workers):
         with common.started([Worker("float64", case, PEERS)]) as (truth,):
-            errors = common.same(workers, truth, dict.fromkeys(CONTENDERS, TOLERANCE))
+            errors = common.same(workers, truth, TOLERANCE)
         backend = workers[0].ask("about")[1]
         files = common.take_turns(workers, rounds, 0.5)
         network = common.take_turns([w for w in workers if "ahead" not in w.name], rounds, 0.3, order="network")

@@ -114,7 +114,7 @@ def main() -> None:
             for name, count in kinds
         ]
         with common.started(workers):
-            errors = common.same(workers, workers[1], dict.fromkeys((worker.name for worker in workers), TOLERANCE))
+            errors = common.same(workers, workers[1], TOLERANCE)
             lead = 4 * cores  # more than any of them prepares ahead
             seconds = common.take_turns(workers, 2 if o.quick else o.rounds, 0.2 if o.quick else 2, lead, rest=1)
     speeds = {name: BATCH / common.spread(times)["median"] for name, times in seconds.items()}

@@ -105,7 +105,7 @@ def steps(rounds: int) -> tuple[dict[str, Any], Row]:
         for ranks in (1, 2):
             group = [worker for worker in workers if worker.case["ranks"] == ranks]
             with common.started([Worker("float64", group[0].case, PEERS)]) as (truth,):
-                errors.update(common.same(group, truth, {worker.name: TOLERANCES[worker.kind] for worker in group}))
+                errors.update(common.same(group, truth, TOLERANCES))
         seconds = common.take_turns(workers, rounds, 0.5)
     speeds = {
         worker.name: worker.case["ranks"] * SMALL_BATCH / common.spread(seconds[worker.name])["median"]
@@ -138,7 +138,7 @@ def jobs(paths: list[str], ranks: int, images: int, rounds: int) -> tuple[dict[s
         for kind, count in kinds
     ]
     with common.started(workers):
-        errors = common.same(workers, workers[-1], dict.fromkeys((worker.name for worker in workers), TOLERANCE))
+        errors = common.same(workers, workers[-1], TOLERANCE)
         seconds = common.take_turns(workers, rounds, 0, lead=0, rest=1)
     speeds = {name: ranks * images / common.spread(times)["median"] for name, times in seconds.items()}
     ours, *others = speeds

@@ -111,7 +111,7 @@ def _large_pages(libc: ctypes.CDLL) -> bool:
         return False
     first = -(-start // _PAGE) * _PAGE
     length = (start + _HEAP - first) // _PAGE * _PAGE
-    marked = libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE) == 0
+    marked = bool(libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE) == 0)
     libc.free(ctypes.c_void_p(start))
     return marked
 

@@ -39,6 +39,9 @@ struct Kernels {
   int64_t (*padded_floats)(const Shape&);  // of one channel
   void (*pad)(const Shape&, const float* x, float* padded);
   void (*columns)(const Shape&, const float* padded, int first, int rows, float* lines);
+  // From images of `channels` planes to one row a channel, all images in it, and back.
+  void (*gather)(const float* x, int images, int channels, int size, float* rows);
+  void (*scatter)(const float* rows, int images, int channels, int size, float* x);
 };
 
 extern const Kernels kPortable, kAvx2;

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -66,68 +67,57 @@ Tensors depthwise_grad(const Tensor& x, const Tensor& w, const Tensor& dy, int s
   return {dx, dw};
 }
 
-// Convolution with 1 x 1 kernels: a matrix product an image, or one for many where the images are small
+// Convolution with 1 x 1 kernels: a matrix product an image. Where images are small, one product for all of them, for
+// which they are laid out by channel, all images in a row.
 
 constexpr int kSmall = 64;  // pixels
 
-// From images of `channels` planes to one row a channel, all images in it, and back.
-void gather(const float* from, int images, int channels, int size, float* to) {
-  for (int c = 0; c < channels; ++c)
-    for (int n = 0; n < images; ++n)
-      std::memcpy(to + (int64_t{c} * images + n) * size, from + (int64_t{n} * channels + c) * size, size * 4);
-}
+using Floats = std::unique_ptr<float[]>;
+Floats scratch(int64_t count) { return Floats(new float[count]); }
 
-void scatter(const float* from, int images, int channels, int size, float* to) {
-  for (int n = 0; n < images; ++n)
-    for (int c = 0; c < channels; ++c)
-      std::memcpy(to + (int64_t{n} * channels + c) * size, from + (int64_t{c} * images + n) * size, size * 4);
+// Share number `own` of `count` things among `threads`: where it begins, and how many they are.
+struct Share {
+  explicit Share(int count)
+      : begin(count * omp_get_thread_num() / omp_get_num_threads()),
+        size(count * (omp_get_thread_num() + 1) / omp_get_num_threads() - begin) {}
+  int begin, size;
+};
+
+// y = w x, or w transposed times x, of `columns` columns.
+void mix_rows(const float* w, bool turned, const float* x, int in, int out, int columns, float* y) {
+#pragma omp parallel
+  {
+    const Share own(out);
+    if (own.size > 0)
+      product(turned, false, own.size, columns, in, w + (turned ? own.begin : int64_t{own.begin} * in),
+              turned ? out : in, x, columns, 0, y + int64_t{own.begin} * columns, columns);
+  }
 }
 
 // y[n] = w x[n], or w transposed, for images of `in` and `out` planes.
 void mix(const float* w, bool turned, const float* x, int batch, int in, int out, int size, float* y) {
-  const int ld = turned ? out : in;
   if (size >= kSmall) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < batch; ++n)
-      product(turned, false, out, size, in, w, ld, x + int64_t{n} * in * size, size, 0, y + int64_t{n} * out * size,
-              size);
+      product(turned, false, out, size, in, w, turned ? out : in, x + int64_t{n} * in * size, size, 0,
+              y + int64_t{n} * out * size, size);
     return;
   }
-#pragma omp parallel
-  {
-    const int threads = omp_get_num_threads(), own = omp_get_thread_num();
-    const int begin = batch * own / threads, images = batch * (own + 1) / threads - begin;
-    if (images > 0) {
-      std::vector<float> rows(int64_t{in + out} * images * size);
-      float* made = rows.data() + int64_t{in} * images * size;
-      gather(x + int64_t{begin} * in * size, images, in, size, rows.data());
-      product(turned, false, out, images * size, in, w, ld, rows.data(), images * size, 0, made, images * size);
-      scatter(made, images, out, size, y + int64_t{begin} * out * size);
-    }
-  }
+  const Floats rows = scratch(int64_t{in} * batch * size), made = scratch(int64_t{out} * batch * size);
+  kernels().gather(x, batch, in, size, rows.get());
+  mix_rows(w, turned, rows.get(), in, out, batch * size, made.get());
+  kernels().scatter(made.get(), batch, out, size, y);
 }
 
 // dw = the sum of dy[n] times x[n] transposed
 void mix_grad(const float* dy, const float* x, int batch, int in, int out, int size, float* dw) {
-  std::vector<float> rows;
-  int images = batch, pixels = size;
-  if (size < kSmall) {
-    rows.resize(int64_t{in + out} * batch * size);
-    gather(x, batch, in, size, rows.data());
-    gather(dy, batch, out, size, rows.data() + int64_t{in} * batch * size);
-    x = rows.data();
-    dy = rows.data() + int64_t{in} * batch * size;
-    images = 1;
-    pixels = batch * size;
-  }
 #pragma omp parallel
   {
-    const int threads = omp_get_num_threads(), own = omp_get_thread_num();
-    const int begin = out * own / threads, lines = out * (own + 1) / threads - begin;
-    if (lines > 0)
-      for (int n = 0; n < images; ++n)
-        product(false, true, lines, in, pixels, dy + (int64_t{n} * out + begin) * pixels, pixels,
-                x + int64_t{n} * in * pixels, pixels, n > 0, dw + int64_t{begin} * in, in);
+    const Share own(out);
+    if (own.size > 0)
+      for (int n = 0; n < batch; ++n)
+        product(false, true, own.size, in, size, dy + (int64_t{n} * out + own.begin) * size, size,
+                x + int64_t{n} * in * size, size, n > 0, dw + int64_t{own.begin} * in, in);
   }
 }
 
@@ -144,7 +134,14 @@ Tensors pointwise_grad(const Tensor& x, const Tensor& w, const Tensor& dy) {
   const int out = static_cast<int>(w.shape()[0]), size = s.height * s.width;
   Tensor dx = floats(x.shape()), dw = floats(w.shape());
   mix(w.data<float>(), true, dy.data<float>(), s.batch, out, s.channels, size, dx.data<float>());
-  mix_grad(dy.data<float>(), x.data<float>(), s.batch, s.channels, out, size, dw.data<float>());
+  if (size >= kSmall) {
+    mix_grad(dy.data<float>(), x.data<float>(), s.batch, s.channels, out, size, dw.data<float>());
+  } else {
+    const Floats rows = scratch(x.numel()), gradients = scratch(dy.numel());
+    kernels().gather(x.data<float>(), s.batch, s.channels, size, rows.get());
+    kernels().gather(dy.data<float>(), s.batch, out, size, gradients.get());
+    mix_grad(gradients.get(), rows.get(), 1, s.channels, out, s.batch * size, dw.data<float>());
+  }
   return {dx, dw};
 }
 
@@ -221,11 +218,9 @@ BatchNorm parts(Tensor* kept, int channels, int act, bool batch_statistics) {
   return p;
 }
 
-Tensors batch_norm(const Tensor& x, const Tensor& scale, const Tensor& bias, const Tensor& mean,
-                   const Tensor& variance, float momentum, float epsilon, int act, bool batch_statistics) {
-  const Shape s = shape_of(x);
-  Tensor y = floats(x.shape()), kept = floats({4, s.channels});
-  BatchNorm p = parts(&kept, s.channels, act, batch_statistics);
+BatchNorm parts(Tensor* kept, const Tensor& scale, const Tensor& bias, const Tensor& mean, const Tensor& variance,
+                float momentum, float epsilon, int act, bool batch_statistics) {
+  BatchNorm p = parts(kept, static_cast<int>(scale.numel()), act, batch_statistics);
   p.momentum = momentum;
   p.epsilon = epsilon;
   p.scale = scale.data<float>();
@@ -233,7 +228,15 @@ Tensors batch_norm(const Tensor& x, const Tensor& scale, const Tensor& bias, con
   // The running statistics are updated where they are, as Paddle's own operator does.
   p.running_mean = const_cast<float*>(mean.data<float>());
   p.running_variance = const_cast<float*>(variance.data<float>());
-  kernels().batch_norm(s, p, x.data<float>(), y.data<float>());
+  return p;
+}
+
+Tensors batch_norm(const Tensor& x, const Tensor& scale, const Tensor& bias, const Tensor& mean,
+                   const Tensor& variance, float momentum, float epsilon, int act, bool batch_statistics) {
+  const Shape s = shape_of(x);
+  Tensor y = floats(x.shape()), kept = floats({4, s.channels});
+  kernels().batch_norm(s, parts(&kept, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics),
+                       x.data<float>(), y.data<float>());
   return {y, kept};
 }
 
@@ -243,6 +246,54 @@ Tensors batch_norm_grad(const Tensor& x, const Tensor& kept, const Tensor& dy, i
   kernels().batch_norm_grad(s, parts(&same, s.channels, act, batch_statistics), x.data<float>(), dy.data<float>(),
                             dx.data<float>(), dscale.data<float>(), dbias.data<float>());
   return {dx, dscale, dbias};
+}
+
+// A convolution and the BatchNorm after it
+
+bool is_depthwise(const Tensor& w) { return w.shape()[2] > 1; }
+
+Tensors convolution_norm(const Tensor& x, const Tensor& w, const Tensor& scale, const Tensor& bias, const Tensor& mean,
+                         const Tensor& variance, int stride, int padding, float momentum, float epsilon, int act,
+                         bool batch_statistics) {
+  const Shape s = shape_of(x);
+  const int size = s.height * s.width, out = static_cast<int>(w.shape()[0]), all = s.batch * size;
+  if (is_depthwise(w) || size >= kSmall) {
+    const Tensor z = is_depthwise(w) ? depthwise(x, w, stride, padding)[0] : pointwise(x, w)[0];
+    const Tensors made = batch_norm(z, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
+    return {made[0], z, made[1]};
+  }
+  // Small images: both in rows.
+  Tensor y = floats({s.batch, out, s.height, s.width}), z = floats({out, all}), kept = floats({4, out});
+  const Floats rows = scratch(x.numel()), made = scratch(y.numel());
+  kernels().gather(x.data<float>(), s.batch, s.channels, size, rows.get());
+  mix_rows(w.data<float>(), false, rows.get(), s.channels, out, all, z.data<float>());
+  kernels().batch_norm({1, out, 1, all},
+                       parts(&kept, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics),
+                       z.data<float>(), made.get());
+  kernels().scatter(made.get(), s.batch, out, size, y.data<float>());
+  return {y, z, kept};
+}
+
+Tensors convolution_norm_grad(const Tensor& x, const Tensor& w, const Tensor& z, const Tensor& kept, const Tensor& dy,
+                              int stride, int padding, int act, bool batch_statistics) {
+  if (z.shape().size() == 4) {
+    const Tensors norm = batch_norm_grad(z, kept, dy, act, batch_statistics);
+    const Tensors made =
+        is_depthwise(w) ? depthwise_grad(x, w, norm[0], stride, padding) : pointwise_grad(x, w, norm[0]);
+    return {made[0], made[1], norm[1], norm[2]};
+  }
+  const Shape s = shape_of(x);
+  const int size = s.height * s.width, out = static_cast<int>(w.shape()[0]), all = s.batch * size;
+  Tensor dx = floats(x.shape()), dw = floats(w.shape()), dscale = floats({out}), dbias = floats({out}), same = kept;
+  const Floats rows = scratch(x.numel()), gradients = scratch(dy.numel());
+  kernels().gather(dy.data<float>(), s.batch, out, size, gradients.get());
+  kernels().batch_norm_grad({1, out, 1, all}, parts(&same, out, act, batch_statistics), z.data<float>(),
+                            gradients.get(), gradients.get(), dscale.data<float>(), dbias.data<float>());
+  kernels().gather(x.data<float>(), s.batch, s.channels, size, rows.get());
+  mix_grad(gradients.get(), rows.get(), 1, s.channels, out, all, dw.data<float>());
+  mix_rows(w.data<float>(), true, gradients.get(), out, s.channels, all, rows.get());
+  kernels().scatter(rows.get(), s.batch, s.channels, size, dx.data<float>());
+  return {dx, dw, dscale, dbias};
 }
 
 // Squeeze-excite: x times hardsigmoid(w2 relu(w1 means(x) + b1) + b2), a factor for each plane
@@ -369,6 +420,17 @@ PD_BUILD_GRAD_OP(ppfleet_batch_norm)
     .Outputs({Grad("X"), Grad("Scale"), Grad("Bias")})
     .Attrs({"act: int", "batch_statistics: bool"})
     .SetKernelFn(PD_KERNEL(ppfleet::batch_norm_grad));
+
+PD_BUILD_OP(ppfleet_convolution_norm)
+    .Inputs({"X", "W", "Scale", "Bias", "Mean", "Variance"})
+    .Outputs({"Y", "Z", "Kept"})
+    .Attrs({"stride: int", "padding: int", "momentum: float", "epsilon: float", "act: int", "batch_statistics: bool"})
+    .SetKernelFn(PD_KERNEL(ppfleet::convolution_norm));
+PD_BUILD_GRAD_OP(ppfleet_convolution_norm)
+    .Inputs({"X", "W", "Z", "Kept", Grad("Y")})
+    .Outputs({Grad("X"), Grad("W"), Grad("Scale"), Grad("Bias")})
+    .Attrs({"stride: int", "padding: int", "act: int", "batch_statistics: bool"})
+    .SetKernelFn(PD_KERNEL(ppfleet::convolution_norm_grad));
 
 PD_BUILD_OP(ppfleet_squeeze_excite)
     .Inputs({"X", "W1", "B1", "W2", "B2"})

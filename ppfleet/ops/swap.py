@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -52,25 +51,15 @@ def stock(net: Any) -> Iterator[None]:
 
 
 def _is_fast(layer: Any) -> bool:
-    forward = getattr(vars(layer).get("forward"), "__func__", None)
-    return forward is not None and forward in {_done_before, _depthwise_product, _choice(layer)}
+    forward = _fast_forward(layer)
+    return forward is not None and forward in {_depthwise_product, _choice(layer)}
 
 
 def _choices(net: Any) -> Iterator[tuple[Any, Forward]]:
-    layers = net.sublayers(include_self=True)
-    for layer in layers:
+    for layer in net.sublayers(include_self=True):
         forward = _choice(layer)
         if forward is not None and "forward" not in vars(layer):  # a user's own stays
             yield layer, forward
-    # An activation that follows BatchNorm in a Sequential, and nothing else, is done along with it.
-    uses = Counter(id(child) for layer in layers for child in layer._sub_layers.values())
-    for layer in layers:
-        if type(layer) is nn.Sequential:
-            parts = list(layer)
-            for norm, act in zip(parts, parts[1:]):
-                if _choice(norm) is _batch_norm and type(act) in _ACTS and uses[id(norm)] == uses[id(act)] == 1:
-                    norm._with_act = act
-                    yield act, _done_before
 
 
 def _choice(layer: Any) -> Forward | None:
@@ -81,6 +70,8 @@ def _choice(layer: Any) -> Forward | None:
         return _convolution_choice(layer)
     if type(layer) is nn.BatchNorm2D and layer._data_format == "NCHW" and layer.weight is not None is not layer.bias:
         return _batch_norm
+    if type(layer) is nn.Sequential:
+        return _sequence
     if type(layer) is nn.AdaptiveAvgPool2D and layer._output_size in (1, (1, 1), [1, 1]):
         return _global_mean
     return None
@@ -166,30 +157,40 @@ def _stem(self: Any, x: Any) -> Any:
 
 
 def _batch_norm(self: Any, x: Any) -> Any:
-    act = self._with_act if hasattr(self, "_with_act") else None
-    if act is not None:
-        # What hooks see between the two must be there.
-        act._done = usable(x) and not self._forward_post_hooks and not act._forward_pre_hooks
-    if not usable(x):
-        return type(self).forward(self, x)
-    kind = _ACTS[type(act)] if act is not None and act._done else 0
-    batch = self.training and not self._use_global_stats
-    return run(
-        "batch_norm",
-        x,
-        self.weight,
-        self.bias,
-        self._mean,
-        self._variance,
-        self._momentum,
-        self._epsilon,
-        kind,
-        batch,
-    )
+    return _normalised(self, None, x) if usable(x) else type(self).forward(self, x)
 
 
-def _done_before(self: Any, x: Any) -> Any:
-    return x if self._done else type(self).forward(self, x)
+def _normalised(norm: Any, act: Any, x: Any, convolution: Any = None) -> Any:
+    """BatchNorm, and in the same operator the convolution before it and the activation after it, if any."""
+    statistics = norm.weight, norm.bias, norm._mean, norm._variance
+    how = norm._momentum, norm._epsilon, _ACTS.get(type(act), 0), norm.training and not norm._use_global_stats
+    if convolution is None:
+        return run("batch_norm", x, *statistics, *how)
+    return run("convolution_norm", x, convolution.weight, *statistics, *convolution._plain, *how)
+
+
+def _sequence(self: Any, x: Any) -> Any:
+    """One layer after the other, but convolution, BatchNorm and activation together where that can be done."""
+    layers = list(self._sub_layers.values())
+    while layers:
+        convolution = layers[0] if _fast_forward(layers[0]) in (_depthwise, _pointwise) else None
+        place = 0 if convolution is None else 1
+        norm = layers[place] if place < len(layers) and _fast_forward(layers[place]) is _batch_norm else None
+        if norm is None or not usable(x) or (convolution is not None and convolution.bias is not None):
+            x = layers.pop(0)(x)
+            continue
+        act = layers[place + 1] if place + 1 < len(layers) and type(layers[place + 1]) in _ACTS else None
+        together = [layer for layer in (convolution, norm, act) if layer is not None]
+        if any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in together):
+            x = layers.pop(0)(x)  # what hooks see between them must be there
+            continue
+        x = _normalised(norm, act, x, convolution)
+        del layers[: len(together)]
+    return x
+
+
+def _fast_forward(layer: Any) -> Forward | None:
+    return getattr(vars(layer).get("forward"), "__func__", None)
 
 
 def _global_mean(self: Any, x: Any) -> Any:

@@ -101,6 +101,29 @@ def compared(maps, threads=1):
                         x, scale, bias,
                     ) + [value.numpy() for value in theirs],
                 )  # fmt: skip
+        for shape, stride, border in (((channels, 1, 3, 3), 2, 1), ((6, channels, 1, 1), 1, 0)):
+            w, scale, bias = draw(*shape), draw(shape[0], around=1), draw(shape[0])
+            ours, theirs = ([paddle.zeros([shape[0]]), paddle.ones([shape[0]])] for _ in range(2))
+            if (height + stride - 1) // stride * batch * width < 16 * stride:
+                continue
+            check(
+                "convolution_norm",
+                _gradients(
+                    lambda x, w, s, b, t=stride, p=border, r=ours: op(
+                        "convolution_norm", x, w, s, b, *r, t, p, 0.9, 1e-3, 2, True
+                    ),
+                    x, w, scale, bias,
+                ) + [value.numpy() for value in ours],
+                _gradients(
+                    lambda x, w, s, b, t=stride, p=border, r=theirs: F.hardswish(
+                        F.batch_norm(
+                            F.conv2d(x, w, None, t, p, 1, len(w) if w.shape[1] == 1 < w.shape[2] else 1),
+                            *r, s, b, training=True, momentum=0.9, epsilon=1e-3,
+                        )
+                    ),
+                    x, w, scale, bias,
+                ) + [value.numpy() for value in theirs],
+            )  # fmt: skip
         for stride, border, size in ((2, 1, 3), (1, 1, 3), (2, 2, 5 if channels < 3 else 3)):
             if channels <= 3 and min(height, width) >= size:
                 images = paddle.to_tensor(x)
@@ -118,7 +141,7 @@ def test_numbers_are_stock_paddles(tmp_path, how):
     env = {"PPFLEET_PORTABLE": "1"} if how == "portable" else {}
     (worst,) = run(compared, 1, tmp_path, MAPS + ODD, 2 if how == "2 threads" else 1, env=env)
     print(how, worst)
-    assert set(worst) == {"depthwise", "pointwise", "mean", "squeeze_excite", "batch_norm", "stem"}
+    assert set(worst) == {"depthwise", "pointwise", "mean", "squeeze_excite", "batch_norm", "convolution_norm", "stem"}
     assert max(worst.values()) < 2e-5, worst
 
 

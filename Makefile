@@ -1,4 +1,5 @@
-# Every target makes the environment it needs and touches no other: .venv (today's Paddle) or .venv26 (Paddle 2.6).
+# Every target makes the environment it needs and touches no other: .venv (today's Paddle), .venv26 (Paddle 2.6), or
+# .venv-peers (what make bench compares with).
 PYTHON ?= python3
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE := 1
@@ -6,6 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 VENV := .venv/.ready
 VENV26 := .venv26/.ready
+VENV_PEERS := .venv-peers/.ready
 PY := .venv/bin/python
 PY26 := .venv26/bin/python
 RANKS ?= 2
@@ -53,8 +55,9 @@ chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with p
 	$(PY) -m tests.faults.chaos table
 	$(PY) -m tests.faults.chaos write docs/reliability.md docs/reliability_cn.md
 
-bench: $(VENV)   ## speed, side by side with the hand-written loop
-	$(PY) benchmarks/overhead.py
+bench: $(VENV) $(VENV_PEERS) ## speed, beside Paddle, PyTorch, ONNX Runtime and OpenVINO; writes docs/performance.md (40 minutes)
+	for name in train scale input infer memory overhead; do $(PY) benchmarks/$$name.py || exit 1; done
+	$(PY) benchmarks/report.py
 
 lint: $(VENV)    ## formatter, linter, type checker
 	$(PY) -m ruff format --check .
@@ -70,7 +73,7 @@ debian-packages: ## what some tests need of the system (root): network namespace
 	apt-get update && apt-get install --yes --no-install-recommends $$(cat requirements/debian.txt)
 
 clean:           ## remove the environments and everything the targets made
-	rm -rf .venv .venv26 output lite_data test_tipc/output build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv26 .venv-peers output lite_data test_tipc/output build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 9) else "ppfleet needs Python 3.9 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
@@ -86,5 +89,8 @@ $(VENV): setup.py
 
 $(VENV26): setup.py requirements/paddle26.txt
 	$(call make_venv,.venv26,-r requirements/paddle26.txt -e ".[dev]")
+
+$(VENV_PEERS): requirements/peers.txt
+	$(call make_venv,.venv-peers,-r requirements/peers.txt)
 
 comma := ,

@@ -77,7 +77,7 @@ def measure(case: Case) -> dict:
 
     scratch = Path(case["scratch"])
     job = ppfleet.Job(scratch / "run", device="cpu", log_every=10**9)
-    ours, our_optimizer = job.prepare(*make())
+    ours, our_optimizer = job.prepare(*make(), fast_cpu=False)
     data = job.loader(Pictures(), case["batch"], shuffle=True)
 
     def through_job():

@@ -48,7 +48,7 @@ def train(o: Namespace) -> None:
     if o.pretrained:
         load_weights(net, o.pretrained, anew=True)
     rate = recipe.Schedule(o.lr, train.plan.global_batch * o.accumulate, o.epochs, len(train))
-    net, optimizer = job.prepare(net, recipe.optimizer(net, rate))
+    net, optimizer = job.prepare(net, recipe.optimizer(net, rate), fast_cpu=o.fast_cpu)
     job.settings.update(lr_rule=rate.rule, data=describe(files), **options_used(o))
     job.card = {"model": o.model, "classes": files.classes, "preprocess": how}
     job.resume(o.resume)
@@ -155,6 +155,7 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
         "--resume", default="auto", help="auto: go on if there is a checkpoint; none: anew; or a checkpoint's directory"
     )
     add("--save-every", type=number(int, 0), default=500, help="steps between checkpoints inside of an epoch; 0: none")
+    parser.switch("--fast-cpu", "on a CPU, use ppfleet's own operators", default=True)
     parser.switch("--skip-bad-images", "look for unreadable images first, and leave them out")
     parser.switch("--test-only", "evaluate --pretrained instead of training")
     o = parser.parse_args(arguments)

@@ -41,13 +41,18 @@ def fast_cpu(net: Any) -> str:
 
 @contextmanager
 def stock(net: Any) -> Iterator[None]:
-    """Inside of the block the layers are Paddle's own again."""
-    swapped = [(layer, vars(layer).pop("forward")) for layer in net.sublayers(include_self=True) if _is_fast(layer)]
+    """Inside of the block the layers are Paddle's own, after it as before: Paddle 2.6's export leaves its own marks."""
+    before = [(layer, vars(layer).get("forward")) for layer in net.sublayers(include_self=True)]
+    for layer, _ in before:
+        if _is_fast(layer):
+            del layer.forward
     try:
         yield
     finally:
-        for layer, forward in swapped:
-            layer.forward = forward
+        for layer, forward in before:
+            vars(layer).pop("forward", None)
+            if forward is not None:
+                layer.forward = forward
 
 
 def _is_fast(layer: Any) -> bool:

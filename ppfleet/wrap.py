@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from ppfleet import ops
 from ppfleet.comm import Comm
 from ppfleet.errors import FleetError, MismatchError
 from ppfleet.world import World
@@ -339,14 +340,16 @@ class Exchange:
 
 
 def _all_finite(gradients: list[Any]) -> bool:
-    """A NaN or infinity makes the sum one."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    told = ops.all_finite(there)
+    if told is not None:
+        return told
     sums: dict[Any, list[Any]] = {}
     with paddle.no_grad():
-        for gradient in gradients:
-            if gradient is not None:
-                low = gradient.dtype in (paddle.float16, paddle.bfloat16)
-                total = (gradient.astype("float32") if low else gradient).sum()
-                sums.setdefault(total.dtype, []).append(total)
+        for gradient in there:
+            low = gradient.dtype in (paddle.float16, paddle.bfloat16)
+            total = (gradient.astype("float32") if low else gradient).sum()  # a NaN or infinity makes the sum one
+            sums.setdefault(total.dtype, []).append(total)
         return all(math.isfinite(float(paddle.add_n(same))) for same in sums.values())
 
 

@@ -34,6 +34,11 @@ def load() -> str | None:
     return None
 
 
+def is_loaded() -> bool:
+    """Whether somebody has, with success."""
+    return load.cache_info().currsize > 0 and load() is None
+
+
 def _built() -> Path:
     if platform.machine() not in ("x86_64", "AMD64"):
         raise FleetError(f"there are none for {platform.machine()}")

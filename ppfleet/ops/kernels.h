@@ -42,6 +42,7 @@ struct Kernels {
   // From images of `channels` planes to one row a channel, all images in it, and back.
   void (*gather)(const float* x, int images, int channels, int size, float* rows);
   void (*scatter)(const float* rows, int images, int channels, int size, float* x);
+  bool (*finite)(int64_t count, const float* x);
 };
 
 extern const Kernels kPortable, kAvx2;

@@ -377,6 +377,16 @@ Tensors global_mean_grad(const Tensor& x, const Tensor& dy) {
   return {dx};
 }
 
+// 1 if all numbers are finite, else 0
+
+Tensors finite(const Tensors& all) {
+  Tensor answer = floats({1});
+  bool good = true;
+  for (const Tensor& x : all) good = good && kernels().finite(x.numel(), x.data<float>());
+  answer.data<float>()[0] = good;
+  return {answer};
+}
+
 }  // namespace
 }  // namespace ppfleet
 
@@ -446,3 +456,5 @@ PD_BUILD_GRAD_OP(ppfleet_global_mean)
     .Inputs({"X", Grad("Y")})
     .Outputs({Grad("X")})
     .SetKernelFn(PD_KERNEL(ppfleet::global_mean_grad));
+
+PD_BUILD_OP(ppfleet_finite).Inputs({paddle::Vec("X")}).Outputs({"Answer"}).SetKernelFn(PD_KERNEL(ppfleet::finite));

@@ -107,6 +107,14 @@ def usable(x: Any) -> bool:
     return bool(paddle.in_dynamic_mode()) and x.dtype == paddle.float32 and x.ndim == 4 and x.place.is_cpu_place()
 
 
+def all_finite(tensors: list[Any]) -> bool | None:
+    """Whether all numbers are; None if the operators cannot tell, for want of a compiler, or of float32 on a CPU."""
+    known = build.is_loaded() and all(
+        tensor.dtype == paddle.float32 and tensor.place.is_cpu_place() and tensor.is_contiguous() for tensor in tensors
+    )
+    return bool(run("finite", tensors)) if known and tensors else None
+
+
 def run(name: str, *arguments: Any) -> Any:
     made = core.eager._run_custom_op(  # type: ignore[no-untyped-call]
         "ppfleet_" + name, *arguments

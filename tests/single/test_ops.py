@@ -269,6 +269,7 @@ def corners():
     from ppfleet import ops
 
     paddle.seed(1)
+    chance = np.random.RandomState(5)
     told = {}
     x = paddle.randn([2, 8, 10, 10])
 
@@ -317,6 +318,11 @@ def corners():
     bad = x.clone()
     bad[0, 3, 5, 5] = float("nan")
     told["nan"] = [True, float(not np.isnan(net(bad).numpy()[:, 3]).all())]
+    told["finite"] = [True, float(not ops.all_finite([x, x[0, 0, 0, :3].clone()]))]
+    for number in (float("nan"), float("inf"), -float("inf")):
+        bad = paddle.ones([100003])
+        bad[int(chance.randint(100003))] = number
+        told[f"not finite: {number}"] = [True, float(ops.all_finite([x, bad]) is not False)]
     act = nn.ReLU()
     shared = nn.Sequential(nn.BatchNorm2D(8), act, nn.Conv2D(8, 8, 1), act)
     ops.fast_cpu(shared)

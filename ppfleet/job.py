@@ -215,7 +215,8 @@ class Job:
         """Batches of `batch_size` a rank, in an order that seed and epoch decide.
 
         `tail` says what becomes of a last global batch that is not full: "drop" it (the default with shuffle), or
-        "pad" it with a mask (the default without), so that evaluation counts every sample once.
+        "pad" it with a mask (the default without), so that evaluation counts every sample once. `workers` are threads
+        where the data set is a ppfleet.inplace.InPlaceDataset, else processes; 0 loads in the loop itself.
         """
         plan = {
             "batch_size": batch_size,

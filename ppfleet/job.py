@@ -182,7 +182,7 @@ class Job:
             net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if not self.world.alone else net
         elif fast_cpu:
             with self.flight.during("work", "compiling of operators"):
-                log.info(f"CPU operators: {ops.fast_cpu(net)}")
+                self.settings[DEFAULTS]["operators"] = ops.fast_cpu(net)
         self._parameters = held_parameters(net, optimizer)
         settings = describe_optimizer(optimizer)
         check_same(self.comm, "parameters", describe_parameters(self._parameters))

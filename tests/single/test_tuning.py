@@ -1,6 +1,7 @@
 """Threads, memory and matrix products of a process: what is set, and that the environment's word stands."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +108,32 @@ def test_it_is_printed_and_stored(tmp_path):
     ends = running.wait()
     assert [end.value and end.value["threads"] for end in ends] == [1, 1], ends[0].output
     assert "defaults: threads=1, malloc=keeps memory" in ends[0].output and "operators=ppfleet's" in ends[0].output
+
+
+def kept(wanted):
+    """Page faults of writing 64 MB that were allocated and freed before, and what Linux backs them with."""
+    import ctypes
+    import resource
+
+    from ppfleet import tuning
+
+    said = tuning.tune(1)["malloc"] if wanted else "untouched"
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        memory = libc.malloc(ctypes.c_size_t(64 << 20))
+        ctypes.memset(memory, 1, 64 << 20)
+        libc.free(ctypes.c_void_p(memory))
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    sizes = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return said, faults, int(sizes["AnonHugePages"].split()[0])
+
+
+def test_memory_is_kept(tmp_path):
+    (tuned,), (stock,) = (start(kept, 1, tmp_path / str(wanted), wanted).wait() for wanted in (True, False))
+    assert tuned.value is not None and stock.value is not None, tuned.output + stock.output
+    assert tuned.value[1] < 100 < 1000 < stock.value[1], (tuned.value, stock.value)
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if pages.exists() and "[never]" not in pages.read_text():
+        assert tuned.value[0] == "keeps memory, in large pages" and tuned.value[2] >= 32 << 10, tuned.value

@@ -31,10 +31,11 @@ def tune(ranks: int) -> dict[str, int | str]:
 
 def _environment() -> dict[str, str]:
     """As this process was started with it: `import paddle` sets OMP_NUM_THREADS where nobody did."""
-    words = (
-        word.partition("=") for word in Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
-    )
-    return {name: value for name, _, value in words if value}
+    try:
+        text = Path("/proc/self/environ").read_bytes().decode(errors="replace")
+    except OSError:  # of a process that has given up its rights, say
+        return dict(os.environ)
+    return {name: value for name, _, value in (word.partition("=") for word in text.split("\0")) if value}
 
 
 def _threads(env: dict[str, str], ranks: int) -> int:

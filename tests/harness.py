@@ -136,7 +136,10 @@ def run_raising(
 def environment(rank: int, endpoints: list[str], extra: dict[str, str] | None = None) -> dict[str, str]:
     """What Paddle's launcher would set for this rank; a job of one gets nothing at all."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", "FLAGS_"))}
-    env.update(OMP_NUM_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo")
+    # One thread, however many ranks: tests compare bits.
+    env.update(
+        OMP_NUM_THREADS="1", PPFLEET_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo"
+    )
     if len(endpoints) > 1:
         env.update(
             PADDLE_TRAINER_ID=str(rank),

@@ -59,7 +59,10 @@ class Host:
         """Everything below: guard, Paddle's launcher, trainers."""
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
-            words = process.cmdline()
+            try:
+                words = process.cmdline()
+            except psutil.Error:  # it has just ended
+                continue
             found.append((process, "guard" if "guard.py" in " ".join(words[:3]) else
                           "launcher" if "paddle.distributed.launch" in words else
                           "trainer" if any("train.py" in word for word in words) else "other"))  # fmt: skip

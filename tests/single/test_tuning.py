@@ -29,7 +29,7 @@ def tuned(ranks, cores):
 
 
 def tune(tmp_path, ranks=1, cores=0, **env):
-    (end,) = start(tuned, 1, tmp_path, ranks, cores, env={"OMP_NUM_THREADS": "", **env}).wait()
+    (end,) = start(tuned, 1, tmp_path, ranks, cores, env={"OMP_NUM_THREADS": "", "PPFLEET_THREADS": "", **env}).wait()
     return end
 
 

@@ -9,7 +9,6 @@ the next images meanwhile), OpenVINO, TorchScript. All must have the same scores
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import tempfile
@@ -80,16 +79,8 @@ class Ours(Script):
         import images
         import infer
 
-        self.options = argparse.Namespace(
-            backend="auto",
-            batch_size=self.size,
-            cpu_threads=threads,
-            enable_mkldnn=None,
-            precision="fp32",
-            use_gpu=False,
-            use_tensorrt=False,
-            workers=threads,
-        )
+        where = [f"--model-dir={models}/ours", f"--img-path={models}", f"--batch-size={self.size}"]
+        self.options = infer.parse(where)  # on as many cores as threads: see common.pin
         self.batches, self.model = images.batches, infer.Classifier(f"{models}/ours", self.options)
 
     def scores(self, images: Any) -> Any:

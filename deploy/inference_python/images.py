@@ -81,7 +81,7 @@ def batches(paths: Sequence[Path], size: int, how: dict[str, Any], workers: int)
     def fill(path: Path, row: np.ndarray[Any, Any]) -> Outcome:
         began, complaint = time.perf_counter(), None
         try:
-            row[:] = prepare(path, how)
+            prepare(path, how, row)
         except BadImage as bad:
             complaint = str(bad)
         return complaint, time.perf_counter() - began

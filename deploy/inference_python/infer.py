@@ -262,7 +262,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if options.workers is None:
-        options.workers = 0 if options.benchmark else cores()
+        options.workers = 0 if options.benchmark or cores() == 1 else cores()
     if options.cpu_threads is None:  # one image keeps few threads busy; the workers make more of the other cores
         options.cpu_threads = max(1, cores() // 2) if options.workers and options.batch_size == 1 else cores()
     return options

@@ -9,6 +9,7 @@ renamed into place. Whatever happens before the rename, the earlier checkpoints 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -148,7 +149,11 @@ def _prune(root: Path, keep: int) -> None:
     linked = {(root / link).resolve() for link in ("latest", "best")}
     for path in _all(root)[max(1, keep) :]:
         if path.resolve() not in linked:
-            shutil.rmtree(path, ignore_errors=True)
+            condemned = root / f"{TEMPORARY}{path.name}"  # a kill in the midst leaves nothing that looks whole
+            shutil.rmtree(condemned, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.rename(condemned)
+            shutil.rmtree(condemned, ignore_errors=True)
 
 
 def _remove_leftovers(root: Path) -> None:

@@ -54,6 +54,25 @@ def test_nothing_has_its_final_name_before_it_is_whole_and_on_the_disk(tmp_path,
     assert ("fsync", tmp_path.name) in events[at:]
 
 
+def test_killed_while_an_old_one_is_removed(tmp_path, monkeypatch):
+    """Half of a checkpoint must not look like one."""
+    checkpoint.write(tmp_path, 1, writers(), keep=1)
+
+    def killed(path, **_):
+        for part in path.glob("*"):
+            part.unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(tmp_path, 2, writers(), keep=1)
+    monkeypatch.undo()
+    whole = [path.name for path in tmp_path.glob("0*") if checkpoint.verify(path)]
+    assert whole == ["000002-step-2"]
+    checkpoint.write(tmp_path, 3, writers(), keep=1)
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
 def test_keep_and_best(tmp_path):
     checkpoint.write(tmp_path, 1, writers(), keep=2, best=True)
     for step in (2, 3, 4):

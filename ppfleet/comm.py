@@ -29,7 +29,7 @@ from ppfleet import errors, log, rollcall
 from ppfleet.errors import CommError, MismatchError, WorldError
 from ppfleet.flight import Entry, Flight
 from ppfleet.judge import Limits
-from ppfleet.process import launcher, was_launched
+from ppfleet.process import is_orphan
 from ppfleet.shared import Shared, share
 from ppfleet.watch import Watch
 from ppfleet.world import World
@@ -78,7 +78,7 @@ class Comm:
             )
         if not self.on_cards:
             os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
-        if was_launched() and launcher() is None:
+        if is_orphan():
             raise WorldError(
                 f"{world.name()} was started by Paddle's launcher, which is gone: nobody would end this job"
             )

@@ -91,6 +91,11 @@ def was_launched() -> bool:
     return all(os.environ.get(name) for name in ("PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT", "PADDLE_LOG_DIR"))
 
 
+def is_orphan() -> bool:
+    """Whether the launcher that started this process is gone: nobody would end its job."""
+    return was_launched() and launcher() is None
+
+
 class Health:
     """How this process is, whose training loop runs in the thread that makes this."""
 

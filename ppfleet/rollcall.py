@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ppfleet.errors import CommError, MismatchError, named
+from ppfleet.process import is_orphan
 from ppfleet.world import World
 
 _HELLO = "ppfleet roll call"
@@ -88,6 +89,8 @@ class _Register:
                 missing = [self.world.name(rank) for rank in range(self.world.size) if rank not in self.facts]
                 return CommError(f"{', '.join(missing)} did not come within {self.wait:g} s: was it started, and is "
                                  f"the address right?")  # fmt: skip
+            if is_orphan():  # the others have seen it too, and will not come
+                return CommError(f"the launcher of {self.world.name()} is gone: nobody would end this job")
             for key, _ in ready.select(min(left, 1.0)):
                 if key.fileobj is listener:
                     line, _ = listener.accept()
@@ -158,6 +161,8 @@ def _report(world: World, facts: dict[str, str], wait: float, host: str, port: i
                 return dict(message["news"])
             kind, text = message["error"]
             raise named(kind)(text)
+        if is_orphan():
+            raise CommError(f"the launcher of {world.name()} is gone: nobody would end this job")
         time.sleep(0.05)
     raise CommError(
         f"rank 0 did not answer {world.name()} at {world.master} within {wait:g} s ({why}): was it started, and is the "

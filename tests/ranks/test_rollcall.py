@@ -1,5 +1,6 @@
 """Before the ranks talk through Paddle: a rank that is missing or there twice, another version, other code."""
 
+import os
 import socket
 
 import pytest
@@ -148,3 +149,21 @@ def impatient():
 def test_a_wrong_patience(tmp_path):
     for kind, message in run_raising(impatient, 2, tmp_path):
         assert kind == "WorldError" and "PPFLEET_WAIT=soon is no number of seconds" in message
+
+
+def orphaned_while_waiting(path):
+    import time
+
+    import ppfleet
+    from ppfleet import rollcall
+
+    if os.environ["PADDLE_TRAINER_ID"] == "1":
+        raise RuntimeError("saw that its launcher is gone, and does not begin")
+    until = time.monotonic() + 2
+    rollcall.is_orphan = lambda: time.monotonic() > until
+    ppfleet.Job(path, device="cpu")
+
+
+def test_a_launcher_that_dies_during_the_roll_call_is_noticed(tmp_path):
+    first, _ = start(orphaned_while_waiting, 2, tmp_path / "out", str(tmp_path / "run")).wait(25)  # before the 30 s
+    assert first.error[0] == "CommError" and "the launcher of rank 0" in first.error[1], first.output

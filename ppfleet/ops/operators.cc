@@ -152,52 +152,51 @@ int rows_at_once(const Shape& s) {
   return rows < 1 ? 1 : rows < s.out_height ? rows : s.out_height;
 }
 
-Tensors stem(const Tensor& x, const Tensor& w, int stride, int padding) {
-  const Shape s = convolved(x, w, stride, padding);
-  const int out = static_cast<int>(w.shape()[0]), taps = s.channels * s.kernel * s.kernel, block = rows_at_once(s);
-  const int64_t made = int64_t{s.out_height} * s.out_width, size = int64_t{s.height} * s.width * s.channels;
-  Tensor y = floats({s.batch, out, s.out_height, s.out_width});
-  const float *from = x.data<float>(), *weights = w.data<float>();
-  float* to = y.data<float>();
+// f(image, first row, pixels, lines) for all images, some rows of the output at a time.
+template <typename F>
+void each_block(const Shape& s, const float* x, F f) {
+  const int block = rows_at_once(s), taps = s.channels * s.kernel * s.kernel;
+  const int64_t size = int64_t{s.height} * s.width * s.channels;
 #pragma omp parallel
   {
     std::vector<float> padded(kernels().padded_floats(s) * s.channels), lines(int64_t{taps} * block * s.out_width);
 #pragma omp for schedule(static)
     for (int n = 0; n < s.batch; ++n) {
-      kernels().pad(s, from + n * size, padded.data());
+      kernels().pad(s, x + n * size, padded.data());
       for (int row = 0; row < s.out_height; row += block) {
         const int rows = row + block <= s.out_height ? block : s.out_height - row;
         kernels().columns(s, padded.data(), row, rows, lines.data());
-        product(false, false, out, rows * s.out_width, taps, weights, taps, lines.data(), rows * s.out_width, 0,
-                to + n * made * out + int64_t{row} * s.out_width, static_cast<int>(made));
+        f(n, row, rows * s.out_width, lines.data());
       }
     }
   }
+}
+
+Tensors stem(const Tensor& x, const Tensor& w, int stride, int padding) {
+  const Shape s = convolved(x, w, stride, padding);
+  const int out = static_cast<int>(w.shape()[0]), taps = s.channels * s.kernel * s.kernel;
+  const int made = s.out_height * s.out_width;
+  Tensor y = floats({s.batch, out, s.out_height, s.out_width});
+  const float* weights = w.data<float>();
+  float* to = y.data<float>();
+  each_block(s, x.data<float>(), [=](int n, int row, int pixels, const float* lines) {
+    product(false, false, out, pixels, taps, weights, taps, lines, pixels, 0,
+            to + int64_t{n} * made * out + int64_t{row} * s.out_width, made);
+  });
   return {y};
 }
 
 Tensors stem_grad(const Tensor& x, const Tensor& w, const Tensor& dy, int stride, int padding) {
   const Shape s = convolved(x, w, stride, padding);
-  const int out = static_cast<int>(w.shape()[0]), taps = s.channels * s.kernel * s.kernel, block = rows_at_once(s);
-  const int64_t made = int64_t{s.out_height} * s.out_width, size = int64_t{s.height} * s.width * s.channels;
+  const int out = static_cast<int>(w.shape()[0]), taps = s.channels * s.kernel * s.kernel;
+  const int made = s.out_height * s.out_width;
   Tensor dw = floats(w.shape());
   std::vector<float> each(int64_t{s.batch} * out * taps);  // a gradient for each image, so that threads share none
-  const float *from = x.data<float>(), *gradient = dy.data<float>();
-#pragma omp parallel
-  {
-    std::vector<float> padded(kernels().padded_floats(s) * s.channels), lines(int64_t{taps} * block * s.out_width);
-#pragma omp for schedule(static)
-    for (int n = 0; n < s.batch; ++n) {
-      kernels().pad(s, from + n * size, padded.data());
-      for (int row = 0; row < s.out_height; row += block) {
-        const int rows = row + block <= s.out_height ? block : s.out_height - row;
-        kernels().columns(s, padded.data(), row, rows, lines.data());
-        product(false, true, out, taps, rows * s.out_width, gradient + n * made * out + int64_t{row} * s.out_width,
-                static_cast<int>(made), lines.data(), rows * s.out_width, row > 0, each.data() + int64_t{n} * out * taps,
-                taps);
-      }
-    }
-  }
+  const float* gradient = dy.data<float>();
+  each_block(s, x.data<float>(), [&](int n, int row, int pixels, const float* lines) {
+    product(false, true, out, taps, pixels, gradient + int64_t{n} * made * out + int64_t{row} * s.out_width, made,
+            lines, pixels, row > 0, each.data() + int64_t{n} * out * taps, taps);
+  });
   float* sum = dw.data<float>();
   std::memcpy(sum, each.data(), sizeof(float) * out * taps);
   for (int n = 1; n < s.batch; ++n)

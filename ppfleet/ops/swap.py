@@ -103,8 +103,9 @@ def _convolution_choice(layer: Any) -> Forward | None:
 
 
 def usable(x: Any) -> bool:
-    """Whether the operators can take this: float32 images, computed at once."""
-    return bool(paddle.in_dynamic_mode()) and x.dtype == paddle.float32 and x.ndim == 4 and x.place.is_cpu_place()
+    """Whether the operators can take this: float32 images, at least one, computed at once."""
+    good = bool(paddle.in_dynamic_mode()) and x.dtype == paddle.float32 and x.ndim == 4 and x.size > 0
+    return good and x.place.is_cpu_place()
 
 
 def all_finite(tensors: list[Any]) -> bool | None:

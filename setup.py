@@ -23,7 +23,15 @@ setup(
     python_requires=">=3.9",
     packages=find_packages(include=["ppfleet", "ppfleet.*"]),
     package_data={
-        "ppfleet": ["py.typed", "tipc/page.css", "commands/timeline.css", "ops/*.cc", "ops/*.h", "ops/*.inc"]
+        "ppfleet": [
+            "py.typed",
+            "page.css",
+            "tipc/page.css",
+            "commands/timeline.css",
+            "ops/*.cc",
+            "ops/*.h",
+            "ops/*.inc",
+        ]
     },
     install_requires=["numpy>=1.21", "psutil>=5.9", "safetensors>=0.4", "tqdm>=4.60"],
     extras_require={

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from ppfleet import page
 from ppfleet.commands.attempt import Rank, label, size, span
 from ppfleet.commands.cause import Answer, ending
 from ppfleet.flight import Entry
@@ -66,12 +67,7 @@ def html(answer: Answer) -> str:
         f'<p class="soft">Started {began}; {attempt.size} ranks{escape(f", run {attempt.run}" if attempt.run else "")}'
         ". All times by rank 0’s clock.</p>",
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>why: {escape(answer.sentence)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head>\n"
-        "<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
-    )
+    return page.document(f"why: {answer.sentence}", body, _STYLE.read_text(encoding="utf-8"))
 
 
 def _legend(ranks: Iterable[Rank]) -> str:

@@ -6,6 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ppfleet.page import document
+
 _STYLE = Path(__file__).with_name("page.css")
 _WORDS = {"ok": "passed", "failed": "failed", "skipped": "skipped"}
 _COLUMNS = {
@@ -37,13 +39,7 @@ def html(facts: dict[str, Any], problems: list[str]) -> str:
         *map(_command, commands),
         f'<p class="soft">{escape(facts["config"])}; Python {facts["python"]}, ppfleet {facts["ppfleet"]}</p>',
     ]
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head>\n<body><main>\n"
-        + "\n".join(filter(None, body))
-        + "\n</main></body></html>\n"
-    )
+    return document(title, body, _STYLE.read_text(encoding="utf-8"))
 
 
 def _runs(commands: list[dict[str, Any]]) -> list[str]:

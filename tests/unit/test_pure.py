@@ -20,6 +20,7 @@ PURE = (
     "process",
     "star",
     "shared",
+    "page",
 )
 COMMANDS = (
     "guard",

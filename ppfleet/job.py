@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
-import math
-import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,18 +23,20 @@ from typing import Any, Callable, NoReturn
 import paddle
 from paddle import nn
 
-import ppfleet
-from ppfleet import checkpoint, log, ops, pdparams, rundir, state
+from ppfleet import log, ops, pdparams, rundir, state
 from ppfleet.comm import Comm, choose_device
-from ppfleet.errors import PREEMPTED, CheckpointError, FleetError
+from ppfleet.errors import PREEMPTED, FleetError
 from ppfleet.evaluation import SAMPLES, measure
 from ppfleet.export import agreement, export
 from ppfleet.files import disk_message
 from ppfleet.judge import Limits
+from ppfleet.keeper import Keeper
 from ppfleet.loader import Collate, Loader, make_loader, seed_everything
 from ppfleet.metrics import Totals
+from ppfleet.place import Place
 from ppfleet.precision import Precision, plain
 from ppfleet.sampler import mix
+from ppfleet.settings import DEFAULTS, Settings
 from ppfleet.stepper import ON_NAN, Stepper
 from ppfleet.tuning import tune
 from ppfleet.world import World
@@ -52,7 +51,6 @@ from ppfleet.wrap import (
     unwrap,
 )
 
-HERE, DEFAULTS = "here", "defaults"  # the entries of job.settings that may differ from host to host, such as paths
 _END = object()
 
 
@@ -108,19 +106,10 @@ class Job:
         _crash_at_once()
         self.comm.watch.take_sigterm()
         self.precision = Precision(amp, amp_dtype, self.comm.on_cards)
-        self.epoch = 0
-        self.best: float | None = None
-        self._position = self._next_position = 0  # samples of this epoch that the whole job has consumed
-        self._epochs = 0
-        self._in_epochs = False  # whether the script is inside of `for epoch in job.epochs(...)`
-        self._finished: tuple[int, int] | None = None  # epoch and position after its last step, until the next begins
-        self._saved: tuple[int, int] | None = None  # step and position of the newest checkpoint
-        self._left = False  # whether the last loop over job.steps was left before its end
+        self._place = Place()
+        self._epochs = 0  # how many there are to be
         self._stepper: Stepper | None = None
         self._board: log.Board | None = None
-        self._agreed: dict[str, Any] = {}
-        self._order: dict[str, Any] = {}
-
         self._run = rundir.RunDir(self.directory, keep)
         self.comm.on_first(self._run.take, "opening of the run directory")
         try:
@@ -132,21 +121,27 @@ class Job:
         self._seed_all(0)
         # What the weights mean (classes, preprocessing …), kept beside them; a resume refuses those of another card.
         self.card: dict[str, Any] = {}
-        # What was decided, printed and stored at the first step; a script may add lines of its own, such as lr_rule.
-        # All ranks must have the same, except for the entries "here" and "defaults" (of this process: see tuning.py).
-        self.settings: dict[str, Any] = {
-            "ranks": self.world.size,
-            "device": self.device.partition(":")[0],
-            "seed": seed,
-            "accumulate": accumulate,
-            "amp": str(self.precision),
-            "on_nan": on_nan,
-            "save_every": save_every,
-            "paddle": paddle.__version__,
-            "ppfleet": ppfleet.__version__,
-            "python": platform.python_version(),
-            DEFAULTS: defaults,
-        }
+        # What was decided; printed and stored at the first step.
+        self.settings = Settings(
+            ranks=self.world.size,
+            device=self.device.partition(":")[0],
+            seed=seed,
+            accumulate=accumulate,
+            amp=str(self.precision),
+            on_nan=on_nan,
+            save_every=save_every,
+            defaults=defaults,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch at hand, from 0; after the last one, how many there were."""
+        return self._place.epoch
+
+    @property
+    def best(self) -> float | None:
+        """The best score that was saved."""
+        return self._keeper.best if self._stepper else None
 
     @property
     def step(self) -> int:
@@ -198,7 +193,7 @@ class Job:
         exchange = Exchange(self.comm, self._parameters, statistics, float_buffers(net))
         self._stepper = Stepper(self.comm, self.precision, exchange, wrapped, optimizer)
         self._stepper.accumulate, self._stepper.on_nan = self.accumulate, self.on_nan
-        self._schedule = state.schedule_settings(optimizer._learning_rate)
+        self._keeper = Keeper(self.comm, self._run, self.seed, net, self._stepper, self._parameters)
         self.settings.update(parameters=sum(int(p.size) for p in self._parameters.values()), optimizer=settings)
         return wrapped, optimizer
 
@@ -233,42 +228,40 @@ class Job:
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to do, of `count` in all."""
         self._ready("job.epochs")
-        self._epochs = count
-        if self.epoch >= count:
-            log.info(f"nothing to do: {self.epoch} of {count} epochs are done already")
+        self._epochs, place = count, self._place
+        if place.epoch >= count:
+            log.info(f"nothing to do: {place.epoch} of {count} epochs are done already")
         try:
-            for epoch in range(self.epoch, count):
-                self.epoch, self._in_epochs = epoch, True
+            for epoch in range(place.epoch, count):
+                place.epoch, place.in_epochs = epoch, True
                 self.comm.watch.in_loop = True
                 self._seed_all(epoch)
                 yield epoch
-                self.epoch, self._position, self._left = epoch + 1, 0, False
+                place.start_of(epoch + 1)
         finally:
-            self._in_epochs = self.comm.watch.in_loop = False
+            place.in_epochs = self.comm.watch.in_loop = False
 
     def steps(self, loader: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do, with progress, checkpoints and generators seeded for each."""
-        stepper = self._ready("job.steps")
+        stepper, place = self._ready("job.steps"), self._place
         if not isinstance(loader, Loader):
             raise FleetError(f"job.steps takes what job.loader returns, not a {type(loader).__name__}")
         if not stepper.called:
             raise FleetError("job.steps inside of another job.steps: a job goes over one training set at a time")
-        if self._left:
-            # The loop before was left by a break, and the script goes on: that epoch is over.
-            self.epoch, self._position, self._left = self.epoch + 1, 0, False
-        loader.epoch, loader.start = self.epoch, self._position
+        if place.left:
+            place.start_of(place.epoch + 1)  # the loop before was left by a break, and the script goes on
+        loader.epoch, loader.start = place.epoch, place.position
         left = loader.steps_left
         if left is None and self.accumulate > 1:
             raise FleetError(
                 "accumulate needs a data set with a length: a stream's last step cannot be known in advance"
             )
-        self._agree(loader)
-        self._check_order(loader)
-        label = f"epoch: [{self.epoch + 1}/{self._epochs or '?'}]"
+        self.settings.agree(self.comm, self._run, loader, self.accumulate)
+        place.begin_loop({"samples": loader.plan.length, "shuffle": loader.plan.shuffle})
+        label = f"epoch: [{place.epoch + 1}/{self._epochs or '?'}]"
         progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
         batches = iter(loader)
         over, depth = False, len(self.flight.open)
-        self._finished = None
         self.comm.watch.in_loop = True
         try:
             while True:
@@ -278,13 +271,13 @@ class Job:
                 if batch is _END:
                     break
                 progress.waited(time.perf_counter() - asked)
-                self._next_position = loader.position
+                place.ahead = loader.position
                 stepper.begin(loader, left)
-                self._seed_all(self.epoch, self._next_position, self.world.rank + 1)
-                entry = self.flight.enter("step", f"step {stepper.step + 1}", self._where())
+                self._seed_all(place.epoch, place.ahead, self.world.rank + 1)
+                entry = self.flight.enter("step", f"step {stepper.step + 1}", str(place))
                 yield batch
                 self.flight.leave(entry)
-                stepper.end(self._where())
+                stepper.end(str(place))
                 left = None if left is None else left - 1
                 if progress.step() and self.world.first:
                     self._report(loader, progress)
@@ -293,18 +286,17 @@ class Job:
                 if stepper.asked and not stepper.done:
                     self._preempt()
             over = True
-            self._finished = (self.epoch, self._position)
-            self.epoch, self._position = self.epoch + 1, 0
+            place.end_loop()
         finally:
             progress.close()
             stepper.abandon()
             self.flight.unwind(depth)
-            self._left = not over
-            self.comm.watch.in_loop = self._in_epochs
+            place.left = not over
+            self.comm.watch.in_loop = place.in_epochs
 
     def _preempt(self) -> NoReturn:
         """All ranks are here, after the same step: one checkpoint, and the end."""
-        if self._saved != (self.step, self._position):
+        if not self._keeper.has(self._place):
             self.save()
         text = f"ending after SIGTERM: saved at step {self.step}; the same command goes on from there"
         log.info(f"{text} (exit code {PREEMPTED})")
@@ -315,9 +307,9 @@ class Job:
     def backward(self, loss: Any) -> None:
         """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
         stepper = self._ready("job.backward")
-        stepper.backward(loss, self._where())
+        stepper.backward(loss, str(self._place))
         if not stepper.done:
-            self._position = self._next_position  # from here on a job.save includes the batches of this step
+            self._place.position = self._place.ahead  # from here on a job.save includes the batches of this step
             self.comm.watch.unsaved = True
             stepper.torn = False
 
@@ -360,8 +352,7 @@ class Job:
         again after the resume, by a loop over steps of which none is left."""
         stepper = self._stepper
         if stepper is not None and self.comm.watch.unsaved and not stepper.done and not stepper.torn:
-            if self._finished is not None:
-                self.epoch, self._position = self._finished
+            self._place.back_to_end()
             self._preempt()
         self.comm.watch.preempted("SIGTERM in an evaluation")
 
@@ -372,58 +363,10 @@ class Job:
 
         The first metric decides which is best: `mode` says whether larger ("max") or smaller ("min") is better.
         """
-        stepper = self._ready("job.save")
+        self._ready("job.save")
         with self.flight.during("save", "saving"):
-            self._save(stepper, mode, metrics)
-
-    def _save(self, stepper: Stepper, mode: str, metrics: dict[str, float]) -> None:
-        if mode not in ("max", "min"):
-            raise FleetError(f"mode={mode!r} is neither max nor min")
-        if stepper.done:
-            raise FleetError(
-                f"job.save in the middle of a step ({stepper.done} of {stepper.group} batches): save between steps"
-            )
-        if stepper.torn:
-            raise FleetError(
-                "job.save after a step that was interrupted halfway: the weights are between two steps; resume instead"
-            )
-        # A loop over job.steps that was left by a break ends its epoch; one that an exception ended, out of job.epochs
-        # too, is resumed where it was.
-        over = self._left and self._in_epochs
-        place: dict[str, Any] = {
-            "epoch": self.epoch + 1 if over else self.epoch,
-            "step": self.step,
-            "position": 0 if over else self._position,
-        }
-        self._same_buffers(self._net)
-        check_same(self.comm, "points or weights to save", {**place, "weights": state.fingerprint(self._net)})
-        score = next((float(value) for value in metrics.values()), math.nan)
-        best = not math.isnan(score) and (
-            self.best is None or (score > self.best if mode == "max" else score < self.best)
-        )
-        facts = {
-            **place,
-            "order": self._order,
-            "seed": self.seed,
-            "ranks": self.world.size,
-            "best": score if best else self.best,
-            "is_best": best,
-            "skipped": self.skipped,
-            "metrics": {name: float(value) for name, value in metrics.items()},
-            "card": self.card,
-            "schedule": state.schedule_state(stepper.optimizer._learning_rate, self._schedule),
-            "scaler": self.precision.state(),
-            "paddle": paddle.__version__,
-            "ppfleet": ppfleet.__version__,
-        }
-        written = self.comm.on_first(lambda: str(self._write(facts)), "saving of a checkpoint")
-        self.best = facts["best"]
-        self._saved, self.comm.watch.unsaved = (self.step, self._position), False
-        log.info(f"saved {written}" + (f", the best so far: {log.number(score)}" if best else ""))
-
-    def _write(self, facts: dict[str, Any]) -> Path:
-        moments = state.optimizer_arrays(self._ready("job.save").optimizer, self._parameters)
-        return self._run.save(self._net, moments, facts)
+            self._keeper.save(self._place, self.card, mode, metrics)
+        self.comm.watch.unsaved = False
 
     def resume(self, source: str | Path = "auto") -> bool:
         """Go on from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
@@ -432,36 +375,11 @@ class Job:
         checkpoint, or the newest of that run.
         """
         stepper = self._ready("job.resume")
-        source = self.comm.on_first(
-            lambda: str(source), "looking for a checkpoint"
-        )  # all ranks do what rank 0 was told
-        if source == "none":
-            return False
-        found, own = self.comm.on_first(lambda: self._run.find(source), "looking for a checkpoint")
-        if found is None:
-            log.info(f"no checkpoint in {self._run.checkpoints}: training starts anew")
-            return False
-        parts = {
-            name: self.comm.broadcast_bytes(
-                (Path(found) / name).read_bytes() if self.world.first else None, "sending of a checkpoint"
-            )
-            for name in checkpoint.PARTS
-        }
-        facts = rundir.restore(parts, found, self.seed, self.card, self._net, stepper.optimizer, self._parameters)
-        self.precision.restore(facts["scaler"])
-        self.epoch, self._position, self.best = facts["epoch"], facts["position"], facts["best"]
-        self._order, self._left = facts["order"], False
-        stepper.step, stepper.skipped, stepper.torn = facts["step"], facts["skipped"], False
-        self.flight.step, self._saved = stepper.step, (stepper.step, self._position)
-        self.flight.mark("resumed", f"{found}: epoch {self.epoch}, step {stepper.step}")
-        stepper.exchange.remember()
-        if not own:
-            self.best = None  # another run's: this directory holds no weights of it
-        if source == "auto":
-            self.comm.on_first(lambda: self._run.mend(Path(found), self._net, facts), "mending of links")
-        ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.world.size else ""
-        log.info(f"resumed from {found}{ranks}: epoch {self.epoch}, step {self.step}, sample {self._position}")
-        return True
+        found = self._keeper.restore(self._place, self.card, str(source))
+        if found:
+            self.flight.step = stepper.step
+            self.flight.mark("resumed", f"{found}: epoch {self.epoch}, step {stepper.step}")
+        return bool(found)
 
     def load(self, path: str | Path, strict: bool = True) -> list[str]:
         """Weights from a `.pdparams` or `.safetensors` file into the model: before fine-tuning, or to evaluate.
@@ -504,43 +422,9 @@ class Job:
 
     # Details
 
-    def _agree(self, loader: Loader) -> None:
-        """Before the first step on a loader: the same settings on all ranks, printed once, stored beside the run."""
-        plan = loader.plan
-        self.settings.update(
-            samples=plan.length if loader.steps_left is not None else "stream",
-            batch_size=plan.batch_size,
-            global_batch=plan.global_batch * self.accumulate,
-            shuffle=plan.shuffle,
-            tail=plan.tail,
-        )
-        text = json.dumps(self.settings, indent=1, ensure_ascii=False, default=str)
-        shared = {name: value for name, value in json.loads(text).items() if name not in (HERE, DEFAULTS)}
-        check_same(self.comm, "settings", shared)  # each time: only all ranks together can say "as before"
-        if shared == self._agreed:
-            return
-        self._agreed = shared
-        for name in [name for name, value in self.settings.items() if isinstance(value, dict)]:
-            log.info(f"{name}: " + ", ".join(f"{key}={value}" for key, value in self.settings[name].items()))
-        log.info("settings: " + ", ".join(f"{k}={v}" for k, v in self.settings.items() if not isinstance(v, dict)))
-        self.comm.on_first(lambda: self._run.write_settings(text), "writing of settings.json")
-
-    def _check_order(self, loader: Loader) -> None:
-        """The rest of an epoch can only be gone on with in the order in which it was begun."""
-        order = {"samples": loader.plan.length, "shuffle": loader.plan.shuffle}
-        if self._position and self._order != order:
-            raise CheckpointError(
-                f"the checkpoint is from the middle of an epoch of {self._order}, the training set now is {order}: "
-                f"bring the same data, or go on from a checkpoint of an epoch's end"
-            )
-        self._order = order
-
     def _same_buffers(self, model: Any) -> None:
         if self._stepper is not None and model is self._net:
             self._stepper.exchange.same_buffers()
-
-    def _where(self) -> str:
-        return f"epoch {self.epoch}, samples up to {self._next_position}"
 
     def _seed_all(self, *where: int) -> None:
         """Randomness is derived from the place in training, not carried along: so it is the same after a resume."""

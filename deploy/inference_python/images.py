@@ -78,8 +78,8 @@ def answered(
     ahead = -(-2 * workers // size) if workers else 0  # batches, so that every worker has an image and a next one
     ahead += streams if streams > 1 else 0
     arrays = [np.empty((min(size, len(paths)), 3, how["crop"], how["crop"]), np.float32) for _ in range(ahead + 1)]
-    pool = ThreadPoolExecutor(workers) if workers else None
-    askers = ThreadPoolExecutor(streams) if streams > 1 else None
+    pool = ThreadPoolExecutor(workers, "prepare") if workers else None
+    askers = ThreadPoolExecutor(streams, "network") if streams > 1 else None
     keep_memory()
     if workers:
         cv2.setNumThreads(1)  # each worker decodes and resizes an image of its own

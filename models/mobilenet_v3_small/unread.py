@@ -13,7 +13,7 @@ _FRAMES, _SCAN = (0xC0, 0xC1), 0xDA  # rows in their order, Huffman coded
 # Tables, comments and applications' own. Not 0xE1 (Exif may say that the image lies on its side), nor 0xDD (marks in
 # the data, at which a decoder that has stopped would complain).
 _OTHERS = {0xC4, 0xDB, 0xFE, 0xE0, *range(0xE2, 0xF0)}
-_MORE = 8  # rows: where colours are coarser than brightness, a row's colours depend on the next rows
+_MORE = 2  # rows: where colours are coarser than brightness, a row's colours also come from the next ones
 _BLOCK = 16  # rows that are decoded together
 
 
@@ -36,7 +36,8 @@ class Unread:
     def _down_to(self, row: int) -> Image:
         enough = row + _MORE
         if self._place is not None and enough <= self.shape[0] - _BLOCK:
-            upper = bytearray(self._data[: -len(_LAST)])  # at the end mark the decoder would speak of bytes left over
+            upper = bytearray(self._data)
+            del upper[-len(_LAST) :]  # where the decoder would complain about bytes left over
             upper[self._place : self._place + 2] = enough.to_bytes(2, "big")
             try:
                 return preprocess.decode(upper, self._path)

@@ -81,15 +81,16 @@ class Ours(Script):
 
         where = [f"--model-dir={models}/ours", f"--img-path={models}", f"--batch-size={self.size}"]
         self.options = infer.parse(where)  # on as many cores as threads: see common.pin
-        self.batches, self.model = images.batches, infer.Classifier(f"{models}/ours", self.options)
+        self.answered, self.model = images.answered, infer.Classifier(f"{models}/ours", self.options)
 
     def scores(self, images: Any) -> Any:
         return self.model.scores(images)
 
     def run(self, steps: int) -> list[int]:
         paths, labels = list(itertools.chain(*self.groups(steps))), []
-        for _, images, _, _ in self.batches(paths, self.size, self.how, self.options.workers):
-            labels += [best[0]["label"] for best in self.model.top(self.model.scores(images), 1)]
+        how = self.size, self.how, self.options.workers, self.model.scores, self.model.backend.streams
+        for _, scores, _, _, _ in self.answered(paths, *how):
+            labels += [best[0]["label"] for best in self.model.top(scores, 1)]
         return labels
 
     def about(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ class Backend:
 
     name: str
     version: str
+    streams = 1  # threads that may call it at once
 
     def __call__(self, images: Images) -> np.ndarray[Any, Any]:
         """One row an image, one column a class."""
@@ -54,6 +56,11 @@ class Backend:
         }
 
 
+def _streams(options: argparse.Namespace) -> int:
+    """Two calls at once, where other threads prepare: threads of one call lose time waiting for each other."""
+    return min(2, options.cpu_threads) if options.workers else 1
+
+
 class OnnxRuntime(Backend):
     name = "onnxruntime"
 
@@ -61,8 +68,10 @@ class OnnxRuntime(Backend):
         import onnxruntime
 
         self.version = onnxruntime.__version__
+        self.streams = _streams(options)
         setting = onnxruntime.SessionOptions()
-        setting.intra_op_num_threads, setting.log_severity_level = options.cpu_threads, 3
+        setting.log_severity_level = 3
+        setting.intra_op_num_threads = options.cpu_threads - self.streams + 1  # those who call it work, too
         # A thread that waits for work by spinning takes a core from those that prepare the next images.
         setting.add_session_config_entry("session.intra_op.allow_spinning", "0" if options.workers else "1")
         self.session = onnxruntime.InferenceSession(str(program), setting, providers=["CPUExecutionProvider"])
@@ -78,17 +87,20 @@ class OpenVino(Backend):
     def __init__(self, program: Path, options: argparse.Namespace) -> None:
         import openvino
 
-        self.version = openvino.__version__.partition("-")[0]
+        self.version, self.streams = openvino.__version__.partition("-")[0], _streams(options)
         setting = {
             "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": self.streams,
             "INFERENCE_NUM_THREADS": options.cpu_threads,
             "INFERENCE_PRECISION_HINT": "f32",  # processors with bfloat16 would compute in it
             "ENABLE_CPU_PINNING": not options.workers,  # a pinned thread waits for the worker on its core
         }
-        self.request = openvino.Core().compile_model(str(program), "CPU", setting).create_infer_request()
+        self.model, self.own = openvino.Core().compile_model(str(program), "CPU", setting), threading.local()
 
     def __call__(self, images: Images) -> np.ndarray[Any, Any]:
-        return np.array(self.request.infer([images], share_inputs=True, share_outputs=True)[0])
+        if not hasattr(self.own, "request"):  # of this thread
+            self.own.request = self.model.create_infer_request()
+        return np.array(self.own.request.infer([images], share_inputs=True, share_outputs=True)[0])
 
 
 class PaddleInference(Backend):

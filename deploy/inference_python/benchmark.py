@@ -21,8 +21,8 @@ _DASHES = {"Env": (22, 22), "Paddle": (22, 22), "Conf": (23, 23), "Model": (23, 
 class Benchmark:
     """Times of each batch (after warm-up), then the report. Times in the report are means over batches.
 
-    A batch's preprocessing is the time its images took, also where workers prepared them during other batches' work;
-    images/s is by the clock on the wall.
+    A batch's preprocessing and inference are the times they took, also where workers prepared its images, or the
+    network had two batches at once, during other batches' work; images/s is by the clock on the wall.
     """
 
     def __init__(self, options: argparse.Namespace, backend: Backend, stamp: dict[str, Any], shape: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Which images are meant, and batches of them, prepared ahead of the network by threads (OpenCV lets them run)."""
+"""Which images are meant, and what the network answers to batches of them, which threads prepare (OpenCV lets them)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import numpy as np
 from backends import UserError
 from preprocess import EXTENSIONS, BadImage, prepare
 
-Batch = tuple[list[Path], Any, list[str], float]  # paths, their input, complaints about others, seconds it took
+Array = np.ndarray[Any, Any]
+Answer = tuple[list[Path], Array, list[str], float, float]  # paths, their scores, complaints, seconds of both stages
 Outcome = tuple[Optional[str], float]  # of one image: the complaint, the seconds
 
 
@@ -65,20 +66,25 @@ def keep_memory() -> None:
         ctypes.CDLL(None).mallopt(mmap_threshold, 32 << 20)
 
 
-def batches(paths: Sequence[Path], size: int, how: dict[str, Any], workers: int) -> Iterator[Batch]:
-    """`size` images at a time, those that can be read. With workers the next ones are prepared while the caller works.
+def answered(
+    paths: Sequence[Path], size: int, how: dict[str, Any], workers: int, network: Callable[[Array], Array], streams: int
+) -> Iterator[Answer]:
+    """What the network says to `size` images at a time, those that can be read; in order.
 
-    A batch's array is filled anew as soon as the following batch is asked for.
+    With workers the next ones are prepared meanwhile, and up to `streams` batches are in the network at once.
     """
     groups = [paths[start : start + size] for start in range(0, len(paths), size)]
+    streams = streams if workers else 1
     ahead = -(-2 * workers // size) if workers else 0  # batches, so that every worker has an image and a next one
+    ahead += streams if streams > 1 else 0
     arrays = [np.empty((min(size, len(paths)), 3, how["crop"], how["crop"]), np.float32) for _ in range(ahead + 1)]
-    pool = ThreadPoolExecutor(workers) if workers else None
+    pool = ThreadPoolExecutor(workers, "prepare") if workers else None
+    askers = ThreadPoolExecutor(streams, "network") if streams > 1 else None
     keep_memory()
     if workers:
         cv2.setNumThreads(1)  # each worker decodes and resizes an image of its own
 
-    def fill(path: Path, row: np.ndarray[Any, Any]) -> Outcome:
+    def fill(path: Path, row: Array) -> Outcome:
         began, complaint = time.perf_counter(), None
         try:
             prepare(path, how, row)
@@ -86,22 +92,30 @@ def batches(paths: Sequence[Path], size: int, how: dict[str, Any], workers: int)
             complaint = str(bad)
         return complaint, time.perf_counter() - began
 
-    def begin(number: int) -> list[Callable[[], Outcome]]:
+    def ask(number: int, rows: Sequence[Callable[[], Outcome]]) -> Answer:
+        done, group = [get() for get in rows], groups[number]
+        good = [index for index, (complaint, _) in enumerate(done) if complaint is None]
+        images = arrays[number % len(arrays)][: len(group)]
+        if len(good) < len(group):
+            images = images[good]
+        began = time.perf_counter()
+        scores = network(images) if good else np.empty((0, 0), np.float32)
+        took = time.perf_counter() - began
+        complaints = [complaint for complaint, _ in done if complaint is not None]
+        return [group[index] for index in good], scores, complaints, sum(seconds for _, seconds in done), took
+
+    def begin(number: int) -> Callable[[], Answer]:
         work = [partial(fill, path, row) for path, row in zip(groups[number], arrays[number % len(arrays)])]
-        return [pool.submit(one).result for one in work] if pool else list(work)
+        rows = [pool.submit(one).result for one in work] if pool else work
+        return askers.submit(ask, number, rows).result if askers else partial(ask, number, rows)
 
     try:
         begun = deque(begin(number) for number in range(min(ahead, len(groups))))
-        for number, group in enumerate(groups):
+        for number in range(len(groups)):
             if number + ahead < len(groups):
                 begun.append(begin(number + ahead))
-            done = [get() for get in begun.popleft()]
-            good = [index for index, (complaint, _) in enumerate(done) if complaint is None]
-            images = arrays[number % len(arrays)][: len(group)]
-            if len(good) < len(group):
-                images = images[good]
-            complaints = [complaint for complaint, _ in done if complaint is not None]
-            yield [group[index] for index in good], images, complaints, sum(seconds for _, seconds in done)
+            yield begun.popleft()()
     finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
+        for threads in (pool, askers):  # in this order: who waits for an image that nobody prepares any more gives up
+            if threads:
+                threads.shutdown(cancel_futures=True)

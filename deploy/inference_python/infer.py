@@ -24,7 +24,7 @@ try:
     import numpy as np
     from backends import ONNX, PARITY, PROGRAMS, WEIGHTS, UserError, choose
     from benchmark import Benchmark
-    from images import batches, find_images
+    from images import answered, find_images
 except ImportError as missing:
     # Not opencv-python: that one needs libGL, which a server lacks.
     package = {"numpy": "numpy"}.get(missing.name or "", "opencv-python-headless")
@@ -151,18 +151,19 @@ def run(options: argparse.Namespace) -> int:
     answers: list[dict[str, Any]] = []
     bad: list[str] = []
     start = time.perf_counter()
-    for good, images, complaints, prepared in batches(paths, options.batch_size, how, options.workers):
+    streams = model.backend.streams
+    for good, scores, complaints, prepared, inferred in answered(
+        paths, options.batch_size, how, options.workers, model.scores, streams
+    ):
         for complaint in complaints:
             print(f"bad image: {complaint}", file=sys.stderr)
         bad += complaints
         if not good:
             continue
         began = time.perf_counter()
-        scores = model.scores(images)
-        inferred = time.perf_counter()
         for path, top in zip(good, model.top(scores, options.topk)):
             answers.append({"path": str(path), "top": top})
-        log.add(len(good), prepared, inferred - began, time.perf_counter() - inferred)
+        log.add(len(good), prepared, inferred, time.perf_counter() - began)
         for answer in answers[-len(good) :]:
             print(f"{answer['path']}: " + ", ".join(f"{t['class']} ({t['score']:.4f})" for t in answer["top"]))
     log.wall = time.perf_counter() - start
@@ -245,7 +246,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--cpu-threads",
         type=at_least(1),
-        help="threads for the network, on a CPU (default: one a core; half of that for single images with workers)",
+        help="threads for the network, on a CPU (default: one a core)",
     )
     parser.add_argument(
         "--workers",
@@ -263,8 +264,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.workers is None:
         options.workers = 0 if options.benchmark or cores() == 1 else cores()
-    if options.cpu_threads is None:  # one image keeps few threads busy; the workers make more of the other cores
-        options.cpu_threads = max(1, cores() // 2) if options.workers and options.batch_size == 1 else cores()
+    if options.cpu_threads is None:
+        options.cpu_threads = cores()
     return options
 
 

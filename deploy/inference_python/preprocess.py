@@ -36,6 +36,10 @@ def settings(image_size: int) -> dict[str, Any]:
 
 def read(path: str | Path) -> Image:
     """An image as RGB, 8 bits: grey is tripled, an alpha channel dropped, of 16 bits the upper 8 are kept."""
+    return decode(load(path), path)
+
+
+def load(path: str | Path) -> bytes:
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - at once, and without Python's detours
             data = file.read()
@@ -43,6 +47,11 @@ def read(path: str | Path) -> Image:
         raise BadImage(f"{path}: {failure.strerror or failure}") from None
     if not data:
         raise BadImage(f"{path}: the file is empty")
+    return data
+
+
+def decode(data: bytes | bytearray, path: str | Path) -> Image:
+    """`path` is for the complaint."""
     # From memory OpenCV refuses a truncated JPEG; from a file it would fill the rest with grey. It also refuses a
     # truncated PNG, but not without lines of its own.
     whole = not data.startswith(_PNG) or b"IEND" in data
@@ -84,10 +93,10 @@ def resize_and_crop(image: Image, resize_short: int, crop: int) -> Image:
 def normalise(image: Image, mean: Iterable[float], std: Iterable[float], out: Image | None = None) -> Image:
     """RGB of 8 bits, height x width x 3, to float32, 3 x height x width: in `out`, or in a new array."""
     planes = np.empty((3, *image.shape[:2]), np.float32) if out is None else out
-    for plane, colour in zip(planes, cv2.split(image)):
-        plane[...] = colour
-    planes *= np.array([[[1 / (255 * spread)]] for spread in std], np.float32)
-    planes -= np.array([[[centre / spread]] for centre, spread in zip(mean, std)], np.float32)
+    for plane, colour, centre, spread in zip(planes, cv2.split(image), mean, std):
+        plane[...] = colour  # one plane after the other: each stays in the processor's cache
+        plane *= np.float32(1 / (255 * spread))
+        plane -= np.float32(centre / spread)
     return planes
 
 

@@ -16,25 +16,26 @@ import numpy as np
 from deploy.inference_python.preprocess import Image, resize
 
 if TYPE_CHECKING:
+    from models.mobilenet_v3_small.unread import Unread
     from ppfleet.inplace import Chance
 
 STEPS = ("flip", "jitter", "rand")  # what --augment may list, in the order of application
 _GREY = (124, 116, 104)  # ImageNet's mean colour, where a turned image leaves its corners empty
 
 
-def augment(image: Image, size: int, smallest: float, steps: Sequence[str], chance: Chance) -> Image:
+def augment(image: Image | Unread, size: int, smallest: float, steps: Sequence[str], chance: Chance) -> Image:
     """A random part of the image (`smallest`: the least share of its area) at `size` x `size`, then the steps."""
-    image = random_crop(image, size, smallest, chance)
+    part = random_crop(image, size, smallest, chance)
     if "flip" in steps and chance.random() < 0.5:
-        image = cv2.flip(image, 1)
+        part = cv2.flip(part, 1)
     if "jitter" in steps:
-        image = jitter(image, chance)
+        part = jitter(part, chance)
     if "rand" in steps:
-        image = rand_augment(image, chance)
-    return image
+        part = rand_augment(part, chance)
+    return part
 
 
-def random_crop(image: Image, size: int, smallest: float, chance: Chance) -> Image:
+def random_crop(image: Image | Unread, size: int, smallest: float, chance: Chance) -> Image:
     height, width = image.shape[:2]
     for _ in range(10):
         area = chance.uniform(smallest, 1) * height * width

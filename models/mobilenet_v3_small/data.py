@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from deploy.inference_python import preprocess
 from models.mobilenet_v3_small.augment import augment
+from models.mobilenet_v3_small.unread import Unread
 from ppfleet import log
 from ppfleet.errors import DataError
 from ppfleet.inplace import Array, Chance, InPlaceDataset
@@ -164,7 +165,7 @@ class Images(InPlaceDataset):
         path, target[...] = self.samples[index]
         try:
             if self.crop:
-                image = augment(preprocess.read(path), self.how["crop"], self.crop, self.steps, chance)
+                image = augment(Unread(path), self.how["crop"], self.crop, self.steps, chance)
                 preprocess.normalise(image, self.how["mean"], self.how["std"], planes)
             else:
                 preprocess.prepare(path, self.how, planes)

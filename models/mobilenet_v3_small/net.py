@@ -48,7 +48,8 @@ class MobileNetV3Small(nn.Layer):
         )
 
     def forward(self, images: Any) -> Any:
-        return self.classifier(self.pool(self.lastconv(self.blocks(self.conv(images)))).flatten(1))
+        pooled = self.pool(self.lastconv(self.blocks(self.conv(images))))
+        return self.classifier(pooled.squeeze([2, 3]))  # in ONNX one operator, where flatten would be four
 
 
 class Block(nn.Layer):

@@ -160,6 +160,72 @@ def test_any_batch_size_and_any_number_of_workers_answer_alike(place, arguments)
     same(one, answers(place, f"--img-path={place}/pictures", *arguments)["images"])
 
 
+def at_once(directory, backend, workers, fail):
+    """The script, where each call of the network waits for another one to begin, or all fail from the third on; which
+    threads call it, and which are left."""
+    import threading
+
+    sys.path.insert(0, f"{directory}/deployed")
+    import infer
+
+    begun, calls, scores = threading.Barrier(2), [], infer.Classifier.scores
+
+    def together(self, batch):
+        calls.append(threading.current_thread() is threading.main_thread())
+        if fail and len(calls) > 2:
+            raise infer.UserError("no more")
+        if workers and not fail:
+            begun.wait(60)
+        return scores(self, batch)
+
+    infer.Classifier.scores = together
+    arguments = [f"--img-path={directory}/pictures", f"--backend={backend}", f"--workers={workers}", "--cpu-threads=2"]
+    code = infer.main([f"--model-dir={directory}/model", f"--json={directory}/at_once.json", *arguments])
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith(("prepare", "network"))]
+    return code, calls, left
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_with_workers_two_batches_are_in_the_network_at_once(place, backend):
+    ((code, calls, left),) = run(at_once, 1, place / "out", str(place), backend, 2, False)
+    assert (code, calls, left) == (0, [False] * 10, [])
+    got = json.loads((place / "at_once.json").read_text())["images"]
+    same(answers(place, f"--img-path={place}/pictures", f"--backend={backend}", "--workers=0")["images"], got)
+    assert run(at_once, 1, place / "out", str(place), backend, 0, False) == [[0, [True] * 10, []]]
+
+
+@with_onnx
+def test_a_failure_in_one_of_them_ends_the_run(place):
+    ((code, calls, left),) = run(at_once, 1, place / "out", str(place), "onnxruntime", 2, True)
+    assert code == 1 and 2 < len(calls) < 10 and left == []
+
+
+def prepared(directory, streams):
+    """How many images are prepared, and how many handed to the network, when the first answer is all that is wanted."""
+    sys.path.insert(0, f"{directory}/deployed")
+    import images
+
+    done, asked, prepare = [], [], images.prepare
+    images.prepare = lambda *arguments: done.append(prepare(*arguments))
+    paths = images.find_images(f"{directory}/pictures") * 10
+
+    def network(batch):
+        asked.append(len(batch))
+        return np.zeros((len(batch), 1))
+
+    how = {"resize_short": 36, "crop": 32, "mean": [0, 0, 0], "std": [1, 1, 1]}
+    answers = images.answered(paths, 4, how, 2, network, streams)
+    next(answers)
+    answers.close()
+    return len(done), sum(asked)
+
+
+@pytest.mark.parametrize("streams, batches", [(1, 2), (2, 4)])
+def test_only_so_many_images_are_in_memory(place, streams, batches):
+    ((done, asked),) = run(prepared, 1, place / "out", str(place), streams)
+    assert 4 <= asked <= done <= 4 * batches
+
+
 LIGHT = ("onnxruntime", "openvino")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from deploy.inference_python import preprocess
 from models.mobilenet_v3_small import augment
+from models.mobilenet_v3_small.unread import Unread
 
 HOW = preprocess.settings(32)
 
@@ -50,6 +51,92 @@ def test_what_is_no_image_is_refused_by_name(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(preprocess.BadImage, match=f"^{path}: "):
         preprocess.prepare(path, HOW)
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The shapes of all images that are decoded."""
+    shapes, decode = [], preprocess.decode
+
+    def noted(*arguments):
+        image = decode(*arguments)
+        shapes.append(image.shape)
+        return image
+
+    monkeypatch.setattr(preprocess, "decode", noted)
+    return shapes
+
+
+def jpeg(path, image, *settings):
+    path.write_bytes(cv2.imencode(".jpg", image, settings)[1].tobytes())
+    return str(path)
+
+
+@pytest.mark.parametrize("colours", ["411", "420", "422", "440", "444", "grey"])
+def test_a_jpeg_is_decoded_down_to_the_crop_and_to_the_same_pixels(tmp_path, decoded, capfd, colours):
+    image, settings = noise(83, 61, 3), ()
+    if colours == "grey":
+        image = image[..., 0]
+    else:
+        settings = cv2.IMWRITE_JPEG_SAMPLING_FACTOR, getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{colours}")
+    path = jpeg(tmp_path / "a.jpg", image, *settings)
+    whole = preprocess.read(path)
+    for bottom in range(1, 84):
+        unread = Unread(path)
+        assert unread.shape == (83, 61)
+        assert (unread[bottom // 2 : bottom, 5:50] == whole[bottom // 2 : bottom, 5:50]).all()
+        assert decoded.pop() == (bottom + 2 if bottom <= 83 - 16 - 2 else 83, 61, 3)
+    assert capfd.readouterr().err == ""
+
+
+def on_its_side(path):
+    """Give a JPEG the mark by which cameras say that it is to be turned by a quarter."""
+    entry = b"\x12\x01\x03\x00\x01\x00\x00\x00\x06\x00\x00\x00"
+    mark = b"Exif\0\0II*\0\x08\x00\x00\x00\x01\x00" + entry + bytes(4)
+    data = path.read_bytes()
+    path.write_bytes(data[:2] + b"\xff\xe1" + (len(mark) + 2).to_bytes(2, "big") + mark + data[2:])
+
+
+@pytest.mark.parametrize("kind", ["png", "progressive", "restarts", "on its side", "bytes after it", "narrow"])
+def test_what_cannot_be_left_early_is_decoded_as_a_whole(tmp_path, decoded, capfd, kind):
+    path = tmp_path / "a"
+    settings = {
+        "progressive": (cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+        "restarts": (cv2.IMWRITE_JPEG_RST_INTERVAL, 2),
+    }
+    if kind == "png":
+        path = written(path, noise(80, 60, 3))
+    else:  # the narrow one is blank below: its last rows take fewer bytes than the decoder looks ahead
+        blank = np.zeros((80, 8), np.uint8)
+        jpeg(path, blank if kind == "narrow" else noise(80, 60, 3), *settings.get(kind, ()))
+    if kind == "on its side":
+        on_its_side(path)
+    if kind == "bytes after it":
+        path.write_bytes(path.read_bytes() + b"more")
+    whole = preprocess.read(path)
+    unread, bottom = Unread(str(path)), 40 if kind != "narrow" else 62
+    assert unread.shape == whole.shape[:2] == ((60, 80) if kind == "on its side" else (80, whole.shape[1]))
+    assert (unread[3:bottom, 1:7] == whole[3:bottom, 1:7]).all()
+    assert decoded == [whole.shape] * 2
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("left", [0.02, 0.5, 0.99])
+def test_a_truncated_jpeg_is_refused_however_little_of_it_is_needed(tmp_path, left):
+    path = tmp_path / "half.jpg"
+    jpeg(path, noise(64, 64, 3))
+    path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size)])
+    with pytest.raises(preprocess.BadImage, match=f"^{path}: "):
+        Unread(str(path))[0:1, 0:1]
+
+
+def test_a_training_sample_is_the_same_from_a_file_and_from_its_pixels(tmp_path, decoded):
+    path = jpeg(tmp_path / "a.jpg", noise(120, 160, 3))
+    whole = preprocess.read(path)
+    for seed in range(20):
+        drawn = [augment.augment(image, 32, 0.1, ["flip"], random.Random(seed)) for image in (Unread(path), whole)]
+        assert (drawn[0] == drawn[1]).all()
+    assert len(decoded) == 21 and min(decoded)[0] < 80
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path):

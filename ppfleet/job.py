@@ -59,7 +59,7 @@ _END = object()
 class Job:
     """One training job as this process sees it: alone, or one rank of a launched job.
 
-    directory   the run's: checkpoints/, latest.pdparams, best.pdparams, settings.json, logs/, visualdl/
+    directory   the run's: checkpoints/, latest.pdparams, best.pdparams, settings.json, history.jsonl, logs/, …
     device      auto, cpu or gpu
     seed        decides initial weights, sample order, augmentation and dropout
     accumulate  batches whose gradients are summed up for one step of the optimizer
@@ -160,9 +160,9 @@ class Job:
 
     @property
     def board(self) -> log.Board:
-        """VisualDL's log of this run; rank 0 writes to it: `if job.world.first: job.board.picture("input", image)`."""
+        """history.jsonl and VisualDL's log; rank 0 writes: `if job.world.first: job.board.add(job.step, {"f1": f1})`"""
         if self._board is None:
-            self._board = log.Board(self.directory / "visualdl")
+            self._board = log.Board(self.directory)
         return self._board
 
     # Setting up
@@ -519,6 +519,9 @@ class Job:
         check_same(self.comm, "settings", shared)  # each time: only all ranks together can say "as before"
         if shared == self._agreed:
             return
+        if self.world.first and not self._agreed:
+            ranks = f"{self.world.size} rank{'s' if self.world.size > 1 else ''}"
+            self.board.event(self.step, f"training on {ranks} from step {self.step}")
         self._agreed = shared
         for name in [name for name, value in self.settings.items() if isinstance(value, dict)]:
             log.info(f"{name}: " + ", ".join(f"{key}={value}" for key, value in self.settings[name].items()))

@@ -1,4 +1,4 @@
-"""What a person reads: one log file per rank, plain lines or a bar on rank 0, VisualDL scalars. It only observes."""
+"""What a person reads: one log file per rank, plain lines or a bar on rank 0, curves on disk. It only observes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from ppfleet.history import NAME, History
 
 _logger = logging.getLogger("ppfleet")
 
@@ -57,22 +59,33 @@ class _Console(logging.Handler):
 
 
 class Board:
-    """VisualDL's writer, or nothing where VisualDL is not installed (said once)."""
+    """The figures of a run: its history.jsonl, and VisualDL's log where VisualDL is installed (said once)."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, run: Path) -> None:
+        self._history, self._refused = History(run / NAME), False
         self._writer: Any = None
         try:
             from visualdl import LogWriter
         except ImportError as missing:
             info(f"nothing for VisualDL: {missing} (pip install visualdl)")
             return
-        self._writer = LogWriter(logdir=str(directory))
+        self._writer = LogWriter(logdir=str(run / "visualdl"))
 
     def add(self, step: int, values: dict[str, float]) -> None:
         """Numbers at a step, each under its name."""
+        self._remember(self._history.add(step, values))
         if self._writer is not None:
             for tag, value in values.items():
                 self._writer.add_scalar(tag=tag, step=step, value=value)
+
+    def event(self, step: int, text: str) -> None:
+        """Something that happened at a step; in the history only."""
+        self._remember(self._history.add(step, {}, text))
+
+    def _remember(self, problem: str) -> None:
+        if problem and not self._refused:
+            say(f"{problem}; training goes on, its curves have gaps")
+        self._refused = bool(problem)
 
     def picture(self, tag: str, image: Any, step: int = 0) -> None:
         """A picture: an array of height x width x 3, RGB of 8 bits."""
@@ -80,6 +93,7 @@ class Board:
             self._writer.add_image(tag=tag, img=image, step=step)
 
     def close(self) -> None:
+        self._history.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -21,6 +21,7 @@ PURE = (
     "star",
     "shared",
     "page",
+    "history",
 )
 COMMANDS = (
     "guard",

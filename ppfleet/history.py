@@ -1,0 +1,111 @@
+"""The figures of a run over its steps, as lines of JSON that any program reads. Pure.
+
+    <run>/history.jsonl   {"time": 1763400000.123, "step": 40, "train/loss": 0.7, "train/lr": 0.01}
+                          {"time": 1763400009.5, "step": 40, "event": "training on 2 ranks from step 40"}
+
+`time` is in seconds since 1970 by rank 0's clock. What is not finite is null: JSON has no NaN. Rank 0 adds a line at a
+time, so a kill loses at most one; after a resume, steps that are done again come again. `read` and `curves` know this.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ppfleet.errors import FleetError
+
+NAME = "history.jsonl"
+EVENT = "event"
+_OWN = ("time", "step", EVENT)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Figures at a step, or an event there."""
+
+    time: float
+    step: int
+    values: dict[str, float] = field(default_factory=dict)  # NaN: the figure was not finite
+    event: str = ""
+
+
+class History:
+    """Appends lines. A disk that does not take one costs that line, not the training: `add` says what went wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._whole = True  # whether the file ends with a whole line
+
+    def add(self, step: int, values: Mapping[str, float], event: str = "") -> str:
+        """Why it could not be written; empty when it was."""
+        line: dict[str, Any] = {"time": round(time.time(), 3), "step": int(step), **({EVENT: event} if event else {})}
+        for name, value in values.items():
+            if name in _OWN:
+                raise FleetError(f"a figure cannot be called {name!r}: every line of {NAME} has its own {name}")
+            line[name] = float(value) if math.isfinite(value) else None
+        data = json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+        try:
+            if self._file is None:
+                self._open()
+            # One call for one line: after a kill it is there or it is not. Flushing to the disk would cost a step more
+            # than a line is worth; only a power failure loses what Linux has not written yet.
+            data = data if self._whole else b"\n" + data
+            self._whole = os.write(self._file, data) == len(data)  # type: ignore[arg-type]
+        except OSError as failure:
+            return f"cannot write {self._path}: {failure.strerror}"
+        return "" if self._whole else f"cannot write {self._path}: the disk is full"
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        size = os.fstat(self._file).st_size
+        self._whole = not size or os.pread(self._file, 1, size - 1) == b"\n"
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def read(path: Path) -> list[Line]:
+    """The lines in the order in which they were written. What is torn or no line of a history is left out; a file that
+    is not there has none."""
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [line for text in data.split(b"\n") if (line := _parsed(text)) is not None]
+
+
+def _parsed(text: bytes) -> Line | None:
+    try:
+        found = json.loads(text)
+        when, step = float(found["time"]), int(found["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    values = {
+        str(name): math.nan if value is None else float(value)
+        for name, value in found.items()
+        if name not in _OWN and (value is None or type(value) in (int, float))
+    }
+    return Line(when, step, values, str(found.get(EVENT, ""))) if math.isfinite(when) else None
+
+
+def curves(lines: Iterable[Line]) -> dict[str, list[tuple[int, float]]]:
+    """Name -> (step, value), by step. A figure for a step takes the place of all that were written before it for that
+    step and later ones: a resume went back and made them anew."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for name, value in line.values.items():
+            points = found.setdefault(name, [])
+            while points and points[-1][0] >= line.step:
+                points.pop()
+            points.append((line.step, value))
+    return found

@@ -22,6 +22,7 @@ PURE = (
     "shared",
     "page",
     "history",
+    "confusion",
 )
 COMMANDS = (
     "guard",

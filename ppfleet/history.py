@@ -1,7 +1,7 @@
 """The figures of a run over its steps, as lines of JSON that any program reads. Pure.
 
-    <run>/history.jsonl   {"time": 1763400000.123, "step": 40, "train/loss": 0.7, "train/lr": 0.01}
-                          {"time": 1763400009.5, "step": 40, "event": "training on 2 ranks from step 40"}
+    <run>/history.jsonl   {"time": 1763400000.123, "step": 0, "job/ranks": 2}          training begins, or goes on
+                          {"time": 1763400002.5, "step": 20, "train/loss": 0.7, "train/lr": 0.01}
 
 `time` is in seconds since 1970 by rank 0's clock. What is not finite is null: JSON has no NaN. Rank 0 adds a line at a
 time, so a kill loses at most one; after a resume, steps that are done again come again. `read` and `curves` know this.
@@ -21,18 +21,17 @@ from typing import Any
 from ppfleet.errors import FleetError
 
 NAME = "history.jsonl"
-EVENT = "event"
-_OWN = ("time", "step", EVENT)
+RANKS = "job/ranks"  # the figure of a line that says: training begins here, on so many ranks
+_OWN = ("time", "step")
 
 
 @dataclass(frozen=True)
 class Line:
-    """Figures at a step, or an event there."""
+    """Figures at a step."""
 
     time: float
     step: int
     values: dict[str, float] = field(default_factory=dict)  # NaN: the figure was not finite
-    event: str = ""
 
 
 class History:
@@ -43,9 +42,9 @@ class History:
         self._file: int | None = None
         self._whole = True  # whether the file ends with a whole line
 
-    def add(self, step: int, values: Mapping[str, float], event: str = "") -> str:
+    def add(self, step: int, values: Mapping[str, float]) -> str:
         """Why it could not be written; empty when it was."""
-        line: dict[str, Any] = {"time": round(time.time(), 3), "step": int(step), **({EVENT: event} if event else {})}
+        line: dict[str, Any] = {"time": round(time.time(), 3), "step": int(step)}
         for name, value in values.items():
             if name in _OWN:
                 raise FleetError(f"a figure cannot be called {name!r}: every line of {NAME} has its own {name}")
@@ -95,7 +94,7 @@ def _parsed(text: bytes) -> Line | None:
         for name, value in found.items()
         if name not in _OWN and (value is None or type(value) in (int, float))
     }
-    return Line(when, step, values, str(found.get(EVENT, ""))) if math.isfinite(when) else None
+    return Line(when, step, values) if math.isfinite(when) else None
 
 
 def curves(lines: Iterable[Line]) -> dict[str, list[tuple[int, float]]]:

@@ -520,8 +520,7 @@ class Job:
         if shared == self._agreed:
             return
         if self.world.first and not self._agreed:
-            ranks = f"{self.world.size} rank{'s' if self.world.size > 1 else ''}"
-            self.board.event(self.step, f"training on {ranks} from step {self.step}")
+            self.board.begin(self.step, self.world.size)
         self._agreed = shared
         for name in [name for name, value in self.settings.items() if isinstance(value, dict)]:
             log.info(f"{name}: " + ", ".join(f"{key}={value}" for key, value in self.settings[name].items()))

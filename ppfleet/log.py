@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ppfleet.history import NAME, History
+from ppfleet.history import NAME, RANKS, History
 
 _logger = logging.getLogger("ppfleet")
 
@@ -78,9 +78,9 @@ class Board:
             for tag, value in values.items():
                 self._writer.add_scalar(tag=tag, step=step, value=value)
 
-    def event(self, step: int, text: str) -> None:
-        """Something that happened at a step; in the history only."""
-        self._remember(self._history.add(step, {}, text))
+    def begin(self, step: int, ranks: int) -> None:
+        """Training begins, or goes on, after that step; for the history only."""
+        self._remember(self._history.add(step, {RANKS: ranks}))
 
     def _remember(self, problem: str) -> None:
         if problem and not self._refused:

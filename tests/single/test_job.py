@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ppfleet.history import curves, read
+from ppfleet.history import RANKS, curves, read
 from tests.harness import run, run_raising, start
 
 
@@ -92,6 +92,7 @@ def test_visualdl_scalars(tmp_path):
     assert [step for step, _ in tags["train/loss"]] == [4, 8, 12, 16]
     assert [step for step, _ in tags["eval/top1"]] == [8, 16]
     history = curves(read(tmp_path / "run/history.jsonl"))
+    assert history.pop(RANKS) == [(0, 1)]
     assert {tag: [step for step, _ in points] for tag, points in history.items()} == {
         tag: [step for step, _ in points] for tag, points in tags.items()
     }
@@ -110,7 +111,7 @@ def test_history_needs_no_visualdl(tmp_path):
     (end,) = start(train_without_visualdl, 1, tmp_path / "out", str(tmp_path / "run")).wait()
     assert end.code == 0 and end.output.count("nothing for VisualDL") == 1, end.output
     start_of_it, *lines = read(tmp_path / "run/history.jsonl")
-    assert start_of_it.event == "training on 1 rank from step 0"
+    assert start_of_it.step == 0 and start_of_it.values == {RANKS: 1}
     assert [step for step, _ in curves(lines)["train/loss"]] == [4, 8, 12, 16]
     assert not (tmp_path / "run/visualdl").exists()
 

@@ -19,20 +19,16 @@ def test_a_line_is_plain_json_with_null_for_what_is_not_finite(tmp_path):
     history = History(tmp_path / "new" / NAME)
     nan, inf = float("nan"), float("inf")
     assert history.add(3, {"train/loss": 0.5, "train/lr": 1e-9, "größe": 2, "a": nan, "b": inf, "c": -inf}) == ""
-    history.add(4, {}, event="resumed")
-    first, second = (tmp_path / "new" / NAME).read_text(encoding="utf-8").splitlines()
+    (first,) = (tmp_path / "new" / NAME).read_text(encoding="utf-8").splitlines()
     told = json.loads(first, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert list(told) == ["time", "step", "train/loss", "train/lr", "größe", "a", "b", "c"]
     assert (told["step"], told["train/loss"], told["größe"], told["a"], told["b"]) == (3, 0.5, 2, None, None)
-    assert json.loads(second)["event"] == "resumed"
-    line, event = read(tmp_path / "new" / NAME)
-    assert (
-        line.values["train/lr"] == 1e-9 and math.isnan(line.values["c"]) and event == Line(event.time, 4, {}, "resumed")
-    )
+    (line,) = read(tmp_path / "new" / NAME)
+    assert line.values["train/lr"] == 1e-9 and math.isnan(line.values["c"])
 
 
 def test_names_of_the_line_itself_are_taken(tmp_path):
-    for name in ("time", "step", "event"):
+    for name in ("time", "step"):
         with pytest.raises(FleetError, match=f"cannot be called '{name}'"):
             History(tmp_path / NAME).add(1, {name: 1.0})
 

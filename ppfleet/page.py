@@ -124,7 +124,9 @@ def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
         total = sum(row) or 1
         cells = "".join(
             f'<td class="{"right" if n == column else "wrong"}{" deep" if count > total / 2 else ""}" '
-            f'style="--share:{count / total:.3f}">{count or ""}</td>'
+            f'style="--share:{count / total:.3f}">{count}</td>'
+            if count
+            else "<td></td>"
             for column, count in enumerate(row)
         )
         title = f'<th scope="row"><span title="{escape(name)}">{escape(name)}</span></th>'

@@ -31,6 +31,7 @@ COMMANDS = (
     "watch",
     "commands.launch",
     "commands.why",
+    "commands.report",
 )  # these start processes and ask the network, but know nothing of training
 
 

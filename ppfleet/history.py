@@ -97,14 +97,19 @@ def _parsed(text: bytes) -> Line | None:
     return Line(when, step, values) if math.isfinite(when) else None
 
 
-def curves(lines: Iterable[Line]) -> dict[str, list[tuple[int, float]]]:
-    """Name -> (step, value), by step. A figure for a step takes the place of all that were written before it for that
-    step and later ones: a resume went back and made them anew."""
-    found: dict[str, list[tuple[int, float]]] = {}
+def kept(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    """Name -> the lines that hold for it, by step. A figure for a step takes the place of all that were written before
+    it for that step and later ones: a resume went back and made them anew."""
+    found: dict[str, list[Line]] = {}
     for line in lines:
-        for name, value in line.values.items():
-            points = found.setdefault(name, [])
-            while points and points[-1][0] >= line.step:
-                points.pop()
-            points.append((line.step, value))
+        for name in line.values:
+            before = found.setdefault(name, [])
+            while before and before[-1].step >= line.step:
+                before.pop()
+            before.append(line)
     return found
+
+
+def curves(lines: Iterable[Line]) -> dict[str, list[tuple[int, float]]]:
+    """Name -> (step, value), by step."""
+    return {name: [(line.step, line.values[name]) for line in found] for name, found in kept(lines).items()}

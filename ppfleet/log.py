@@ -11,8 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ppfleet.history import NAME, RANKS, History
+from ppfleet.history import NAME, RANKS, History, kept, read
 
+_SHOWN = 1000  # points of a curve that VisualDL draws
 _logger = logging.getLogger("ppfleet")
 
 
@@ -62,7 +63,8 @@ class Board:
     """The figures of a run: its history.jsonl, and VisualDL's log where VisualDL is installed (said once)."""
 
     def __init__(self, run: Path) -> None:
-        self._history, self._refused = History(run / NAME), False
+        self._path = run / NAME
+        self._history, self._refused = History(self._path), False
         self._writer: Any = None
         try:
             from visualdl import LogWriter
@@ -79,7 +81,16 @@ class Board:
                 self._writer.add_scalar(tag=tag, step=step, value=value)
 
     def begin(self, step: int, ranks: int) -> None:
-        """Training begins, or goes on, after that step; for the history only."""
+        """Training begins after that step. Where it goes on, VisualDL is told what was before: of several logs in one
+        directory it shows only the newest."""
+        try:
+            before = read(self._path) if step and self._writer is not None else []
+        except OSError:  # said below, when it cannot be written to either
+            before = []
+        for tag, lines in kept(line for line in before if line.step <= step).items():
+            for line in lines[:: 1 + len(lines) // _SHOWN] if tag != RANKS else ():
+                value, when = line.values[tag], round(1000 * line.time)
+                self._writer.add_scalar(tag=tag, step=line.step, value=value, walltime=when)
         self._remember(self._history.add(step, {RANKS: ranks}))
 
     def _remember(self, problem: str) -> None:

@@ -48,7 +48,8 @@ class History:
         for name, value in values.items():
             if name in _OWN:
                 raise FleetError(f"a figure cannot be called {name!r}: every line of {NAME} has its own {name}")
-            line[name] = float(value) if math.isfinite(value) else None
+            number = value if type(value) is int else float(value)
+            line[name] = number if math.isfinite(number) else None
         data = json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
         try:
             if self._file is None:
@@ -98,16 +99,24 @@ def _parsed(text: bytes) -> Line | None:
 
 
 def kept(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    """Name -> the lines that hold for it, by step. A figure for a step takes the place of all that were written before
-    it for that step and later ones: a resume went back and made them anew."""
+    """Name -> the lines that hold for it, by step. Where training goes on after a step, what was written of later ones
+    is undone; and a figure takes the place of those that were written before it for its step and later ones."""
     found: dict[str, list[Line]] = {}
     for line in lines:
+        if RANKS in line.values:
+            for before in found.values():
+                _drop(before, line.step + 1)
         for name in line.values:
             before = found.setdefault(name, [])
-            while before and before[-1].step >= line.step:
-                before.pop()
+            _drop(before, line.step)
             before.append(line)
-    return found
+    return {name: before for name, before in found.items() if before}
+
+
+def _drop(lines: list[Line], step: int) -> None:
+    """Those from that step on."""
+    while lines and lines[-1].step >= step:
+        lines.pop()
 
 
 def curves(lines: Iterable[Line]) -> dict[str, list[tuple[int, float]]]:

@@ -79,7 +79,7 @@ def collect(directories: Sequence[Path]) -> Run:
     for directory in directories:
         run.lines = run.lines or _lines(directory / history.NAME, run.notes)
         run.settings = run.settings or _json(directory / "settings.json", run.notes)
-        run.checkpoints = run.checkpoints or _checkpoints(directory / "checkpoints")
+        run.checkpoints = run.checkpoints or _checkpoints(directory / "checkpoints", run.notes)
     found = rings.collect(directories)
     run.notes += found.notes
     answers = [cause.of(found, back) for back in range(len(found.attempts))]
@@ -157,12 +157,17 @@ def _json(path: Path, notes: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _checkpoints(root: Path) -> list[Kept]:
+def _checkpoints(root: Path, notes: list[str]) -> list[Kept]:
+    try:
+        there = checkpoint.every(root)
+    except OSError as failure:
+        notes.append(f"{root} cannot be read: {failure.strerror}")
+        return []
     links: dict[Path, list[str]] = {}
     for name in ("latest", "best"):
         links.setdefault((root / name).resolve(), []).append(name)
     found = []
-    for path in checkpoint.every(root):
+    for path in there:
         try:
             manifest, problem = checkpoint.verify(path), ""
         except (CheckpointError, OSError) as failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -138,8 +139,9 @@ def _progress(run: Run, ended: Sequence[Start]) -> str:
         if RANKS in line.values:
             points.append(((line.time - first) / unit, math.nan))
         points.append(((line.time - first) / unit, line.step))
-    marks = [((start.ended - first) / unit, f"the end of start {n}") for n, start in enumerate(ended, 1)]
-    return page.chart("steps over time", {"step": points}, name, [mark for mark in marks if mark[0] >= 0])
+    # Before the first line, where a start came to none.
+    marks = [(max(0.0, (start.ended - first) / unit), f"the end of start {n}") for n, start in enumerate(ended, 1)]
+    return page.chart("steps over time", {"step": points}, name, marks)
 
 
 def _figures(found: dict[str, list[tuple[int, float]]]) -> str:
@@ -162,7 +164,7 @@ def _figures(found: dict[str, list[tuple[int, float]]]) -> str:
 def _starts(run: Run) -> str:
     if not run.starts:
         return ""
-    directories = " ".join(map(str, run.directories))
+    directories = shlex.join(map(str, run.directories))
     items = "".join(_start(start, directories) for start in run.starts)
     return f'<h2 id="starts">Starts and faults</h2><ol class="starts">{items}</ol>'
 

@@ -22,17 +22,17 @@ from tests.unit.test_report import Page
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Two ranks; rank 1 is killed after the line of step 24, when the newest checkpoint is of step 20; the same again
+    """Two ranks; rank 1 is killed after the line of step 21, when the newest checkpoint is of step 16; the same again
     goes on to the end at step 64."""
     place = tmp_path_factory.mktemp("run")
-    plan = {"save_every": 10, "options": {"log_every": 4, "stall": 10}}
+    plan = {"save_every": 16, "options": {"log_every": 7, "stall": 10}}
     first = Victims(place, 2, **plan)
-    first.until(lambda: [line for line in read(first.run / "history.jsonl") if line.step >= 24])
+    first.until(lambda: [line for line in read(first.run / "history.jsonl") if line.step >= 21], 180)
     first.processes[1].send_signal(signal.SIGKILL)
-    first.processes[0].wait(60)
+    first.processes[0].wait(180)
     codes, outputs = first.end()
     assert codes[1] == -signal.SIGKILL and codes[0] != 0, outputs
-    codes, outputs = Victims(place, 2, **plan).end()
+    codes, outputs = Victims(place, 2, **plan).end(180)
     assert codes == [0, 0], outputs
     return first.run
 
@@ -43,7 +43,7 @@ def test_the_page_shows_the_kill_and_the_resume(run, capsys):
     page = Page((run / "report.html").read_text(encoding="utf-8"))
     lines = read(run / "history.jsonl")
     begins = [line.step for line in lines if RANKS in line.values]
-    assert begins[0] == 0 and begins[1] >= 20 and begins[1] % 10 == 0
+    assert begins in ([0, 16], [0, 32])  # the latter where this machine was slow to kill
     assert "rank 1 on 127.0.0.1 was killed by SIGKILL" in page.text
     assert f"2 ranks · from step {begins[1]} to step 64 nothing failed: all 2 ranks came to the end" in page.text
     loss = next(attrs["aria-label"] for _, attrs in page.elements if attrs.get("aria-label", "").startswith("loss"))

@@ -11,7 +11,7 @@ import pytest
 
 from ppfleet import log
 from ppfleet.errors import FleetError
-from ppfleet.history import NAME, History, Line, curves, read
+from ppfleet.history import NAME, RANKS, History, Line, curves, read
 from tests.harness import ROOT
 
 
@@ -21,6 +21,7 @@ def test_a_line_is_plain_json_with_null_for_what_is_not_finite(tmp_path):
     assert history.add(3, {"train/loss": 0.5, "train/lr": 1e-9, "größe": 2, "a": nan, "b": inf, "c": -inf}) == ""
     (first,) = (tmp_path / "new" / NAME).read_text(encoding="utf-8").splitlines()
     told = json.loads(first, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert '"größe": 2,' in first  # as the whole number that it was
     assert list(told) == ["time", "step", "train/loss", "train/lr", "größe", "a", "b", "c"]
     assert (told["step"], told["train/loss"], told["größe"], told["a"], told["b"]) == (3, 0.5, 2, None, None)
     (line,) = read(tmp_path / "new" / NAME)
@@ -69,6 +70,14 @@ def test_a_resume_replaces_what_it_does_again():
         "top1": [(20, 0.2), (40, 0.5)],
         "epoch_figure": [(3, 1)],  # counted otherwise: the others keep their points
     }
+    resumed = line(20, **{RANKS: 2})
+    assert curves([*before, resumed, line(40, loss=2)]) == {
+        "loss": [(10, 5), (20, 4), (40, 2)],  # without that of step 30, which was lost
+        "top1": [(20, 0.2)],
+        "epoch_figure": [(3, 1)],
+        RANKS: [(20, 2)],
+    }
+    assert curves([*before, line(0, **{RANKS: 2})]) == {RANKS: [(0, 2)]}  # training began anew
 
 
 def test_a_kill_loses_at_most_a_line(tmp_path):

@@ -139,6 +139,19 @@ def test_a_run_that_was_killed_and_went_on(story, capsys):
     assert page.count("svg", role="img") == 3 and "finished" in page.text
 
 
+def test_marks_keep_their_numbers_where_the_first_start_never_trained(story):
+    story.rank(0, 1, run="").say(1, "exception", "no data", type="DataError", where="t.py:1")
+    story.began += 100
+    story.now = story.began + 1
+    write_history(story, ranks=1, steps=[2, 4])
+    only = story.rank(0, 1)
+    only.say(story.train([only], 4) + 5, "exception", "no", type="ValueError", where="t.py:1")
+    page = report(story.directory)
+    told = [attrs["aria-label"] for tag, attrs in page.elements if tag == "svg" and "aria-label" in attrs]
+    assert "Mark 1 at step 0: the end of start 1" in told[0] and "Mark 2 at step 4: the end of start 2" in told[0]
+    assert "Mark 1 at seconds 0: the end of start 1. Mark 2 at seconds 4" in told[1]
+
+
 def test_a_run_that_goes_on(story):
     ranks = [story.rank(n, boot=this_host(), pid=os.getpid()) for n in range(2)]
     story.now = story.began + 0.01
@@ -337,7 +350,7 @@ def test_the_newest_evaluation_is_shown(tmp_path, monkeypatch):
 
 
 def test_a_long_history_makes_no_long_page(tmp_path):
-    lines = [f'{{"time": {n}, "step": {n}, "train/loss": {1 / (n + 1)}, "train/lr": 0.1}}' for n in range(100_000)]
+    lines = [f'{{"time": {n}, "step": {n}, "train/loss": {1 / (n + 1)}, "train/lr": 0.1}}' for n in range(20_000)]
     (tmp_path / NAME).write_text("\n".join(lines))
     report(tmp_path)
     assert (tmp_path / "report.html").stat().st_size < 300_000

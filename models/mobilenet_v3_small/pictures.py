@@ -28,14 +28,14 @@ def thumbnail(path: str, side: int = 112) -> bytes:
     """An image as a small JPEG, its longer side that long; nothing where it cannot be read any more."""
     try:
         image = preprocess.read(path)
-    except preprocess.BadImage:
+        scale = side / max(image.shape[:2])
+        size = [max(1, round(length * scale)) for length in image.shape[1::-1]]
+        if scale > 1:  # of a small image each pixel is seen
+            image = cv2.resize(image, size, interpolation=cv2.INTER_NEAREST)
+        else:
+            image = preprocess.resize(image, *size)
+    except (preprocess.BadImage, cv2.error):
         return b""
-    scale = side / max(image.shape[:2])
-    size = [max(1, round(length * scale)) for length in image.shape[1::-1]]
-    if scale > 1:  # of a small image each pixel is seen
-        image = cv2.resize(image, size, interpolation=cv2.INTER_NEAREST)
-    else:
-        image = preprocess.resize(image, *size)
     return bytes(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 85])[1])
 
 

@@ -1,11 +1,13 @@
-"""evaluation.json: what is written comes back, and what is something else is refused in one sentence."""
+"""evaluation.json: what is written comes back, what is something else is refused; and its small pictures."""
 
 import json
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 
+from models.mobilenet_v3_small.pictures import thumbnail
 from ppfleet.confusion import NAME, Mistake, Seen, read
 
 HOSTILE = "</table><script>alert(1)</script>\"'&\u202e"
@@ -53,3 +55,20 @@ def test_what_is_no_evaluation_is_refused(tmp_path, change, said):
         path.write_text(text)
         with pytest.raises(ValueError):
             read(path)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"), [(8, 8, (112, 112)), (300, 600, (56, 112)), (2000, 3, (112, 1)), (1, 9, (12, 112))]
+)
+def test_a_thumbnail_is_small_and_whole(tmp_path, height, width, expected):
+    image = np.zeros((height, width, 3), np.uint8)
+    image[..., 2] = 255  # red, in OpenCV's order
+    cv2.imwrite(str(tmp_path / "a.png"), image)
+    found = thumbnail(str(tmp_path / "a.png"))
+    assert found.startswith(b"\xff\xd8\xff") and len(found) < 8000
+    shown = cv2.imdecode(np.frombuffer(found, np.uint8), cv2.IMREAD_COLOR)
+    assert shown.shape[:2] == expected and (shown[..., 2] > 240).all() and (shown[..., :2] < 15).all()
+
+
+def test_an_image_that_is_gone_has_no_thumbnail(tmp_path):
+    assert thumbnail(str(tmp_path / "gone.png")) == b""

@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -282,21 +282,21 @@ def _ranks(run: Run) -> str:
 
 
 def _settings(settings: dict[str, Any]) -> str:
+    """The environment at a glance; of the settings, groups are folded."""
     if not settings:
         return ""
     environment = {name: settings[name] for name in _ENVIRONMENT if name in settings}
-    rest = {name: value for name, value in settings.items() if name not in environment}
-    parts = [("Environment", environment), ("Settings", rest)]
-    return "".join(f"<h2>{title}</h2>{page.table(['name', 'value'], _rows(facts))}" for title, facts in parts if facts)
+    defaults = environment.pop("defaults", {})
+    environment.update(defaults if isinstance(defaults, dict) else {"defaults": defaults})
+    groups = {name: value for name, value in settings.items() if isinstance(value, dict) and name != "defaults"}
+    rest = {name: value for name, value in settings.items() if name not in (*groups, *_ENVIRONMENT)}
+    folded = [f"<details><summary>{escape(name)}</summary>{_facts(each)}</details>" for name, each in groups.items()]
+    shown = f"<h2>Environment</h2>{_facts(environment)}" if environment else ""
+    return f"{shown}<h2>Settings</h2>{_facts(rest) if rest else ''}{''.join(folded)}"
 
 
-def _rows(facts: dict[str, Any]) -> Iterator[list[str]]:
-    """What is a dictionary itself comes last, its entries one by one."""
-    for name, value in sorted(facts.items(), key=lambda item: isinstance(item[1], dict)):
-        if isinstance(value, dict):
-            yield from ([f"{name}: {key}", _value(inner)] for key, inner in value.items())
-        else:
-            yield [name, _value(value)]
+def _facts(facts: dict[str, Any]) -> str:
+    return page.table(["name", "value"], ([name, _value(value)] for name, value in facts.items()))
 
 
 def _value(value: Any) -> str:

@@ -198,7 +198,10 @@ def test_figures_that_are_not_finite_are_said(story):
     ("make", "shown"),
     [
         (lambda d: History(d / NAME).add(3, {"train/loss": 1.0}), "train/loss 1"),
-        (lambda d: (d / "settings.json").write_text('{"seed": 3, "options": {"epochs": 8}}'), "options: epochs 8"),
+        (
+            lambda d: (d / "settings.json").write_text('{"seed": 3, "options": {"epochs": 8}}'),
+            "options name value epochs 8",
+        ),
         (write_checkpoints, "all 2 verify"),
         (lambda d: evaluation(d, Seen(["a"], {(0, 0): 4})), "4 of 4 samples right (100.00 %)"),
         (lambda d: evaluation(d / "eval", Seen(["a"], {})), "0 of 0 samples right (none)"),
@@ -316,7 +319,9 @@ def test_hostile_names_stay_text(story):
     rank = story.rank(0, 1)
     rank.flight.describe(script=HOSTILE, host=HOSTILE)
     rank.say(1, "exception", HOSTILE, type="ValueError", where=HOSTILE)
-    (story.directory / "settings.json").write_text(json.dumps({HOSTILE: HOSTILE, "options": {HOSTILE: [HOSTILE]}}))
+    (story.directory / "settings.json").write_text(
+        json.dumps({HOSTILE: HOSTILE, "defaults": HOSTILE, f"x{HOSTILE}": {HOSTILE: [HOSTILE]}})
+    )
     mistakes = [Mistake(1, 0, 1, 0.9), Mistake(2, 1, 0, 0.8)]
     evaluation(
         story.directory,

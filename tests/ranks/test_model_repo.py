@@ -102,9 +102,8 @@ def evaluated(place, ranks, weights, *arguments):
         place, ranks, "tools/eval.py", "--device=cpu", "--data-path=data", f"--pretrained={weights}", *arguments
     )
     line = re.search(r"^top1: [\d.]+ top5: [\d.]+ samples: 36$", said, re.M).group()
-    told, seen = (
-        json.loads((place / weights).with_name(name).read_text()) for name in ("eval.json", "eval/evaluation.json")
-    )
+    run = (place / weights).parent
+    told, seen = (json.loads((run / name).read_text()) for name in ("eval.json", "eval/evaluation.json"))
     return line, told, {name: value for name, value in seen.items() if name != "time"}
 
 

@@ -142,7 +142,7 @@ def read(path: Path) -> Seen:
         raise ValueError("it is damaged") from None
     known = range(len(classes))
     named = {number for pair in pairs for number in pair} | {n for each in mistakes for n in (each.truth, each.guess)}
-    if not all(number in known for number in named) or min(pairs.values(), default=0) < 0:
+    if not all(number in known for number in named) or not all(0 <= count < 1 << 53 for count in pairs.values()):
         raise ValueError("it is damaged: its counts are not of its classes")
     return seen
 

@@ -23,6 +23,7 @@ from ppfleet.errors import FleetError
 NAME = "history.jsonl"
 RANKS = "job/ranks"  # the figure of a line that says: training begins here, on so many ranks
 _OWN = ("time", "step")
+_LARGEST = 1e12  # a time or step beyond is none
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,14 @@ def _parsed(text: bytes) -> Line | None:
     try:
         found = json.loads(text)
         when, step = float(found["time"]), int(found["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        values = {
+            str(name): math.nan if value is None else float(value)
+            for name, value in found.items()
+            if name not in _OWN and (value is None or type(value) in (int, float))
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    values = {
-        str(name): math.nan if value is None else float(value)
-        for name, value in found.items()
-        if name not in _OWN and (value is None or type(value) in (int, float))
-    }
-    return Line(when, step, values) if math.isfinite(when) else None
+    return Line(when, step, values) if abs(when) < _LARGEST and abs(step) < _LARGEST else None
 
 
 def kept(lines: Iterable[Line]) -> dict[str, list[Line]]:

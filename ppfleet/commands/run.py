@@ -97,20 +97,24 @@ def collect(directories: Sequence[Path]) -> Run:
 def starts(lines: Sequence[Line], answers: Sequence[Answer]) -> list[Start]:
     """From both, the oldest first: flight records, of which some starts are kept, and the history, which knows when
     training began, and of all."""
-    begins = [line for line in lines if RANKS in line.values]
+    trained: list[list[Line]] = []  # the lines of each, the one that says where it begins first
+    for line in lines:
+        if math.isfinite(line.values.get(RANKS, math.nan)):
+            trained.append([])
+        if trained:
+            trained[-1].append(line)
     known = [answer.attempt.started for answer in answers]
     found = []
-    for n, begin in enumerate(begins):  # without a record any more
+    for begin, *more in trained:  # without a record any more
         if known and begin.time >= known[0]:
             break
-        later = min(n + 1 < len(begins) and begins[n + 1].time or math.inf, known[0] if known else math.inf)
-        last = _newest(lines, begin.time, later)
+        last = more[-1] if more else begin
         text = f"no flight record is left of it ({KEPT} starts are kept): how it ended is not known"
         found.append(Start(begin.time, last.time, int(begin.values[RANKS]), begin.step, last.step, text, well=False))
     for n, answer in enumerate(answers):
         attempt = answer.attempt
         until = known[n + 1] if n + 1 < len(known) else math.inf
-        begin_here = next((line for line in begins if known[n] <= line.time < until), None)
+        first = next((begin.step for begin, *_ in trained if known[n] <= begin.time < until), None)
         steps = max(rank.steps for rank in attempt.ranks)
         runs = any(rank.state in ("running", "stopped") for rank in attempt.ranks)
         found.append(
@@ -118,7 +122,7 @@ def starts(lines: Sequence[Line], answers: Sequence[Answer]) -> list[Start]:
                 known[n],
                 math.nan if runs else attempt.last_seen,
                 attempt.size,
-                begin_here.step if begin_here else None,
+                first,
                 steps or (found[-1].last if found else 0),  # it failed before it knew where to go on
                 answer.sentence,
                 answer.kind in _WELL,
@@ -127,10 +131,6 @@ def starts(lines: Sequence[Line], answers: Sequence[Answer]) -> list[Start]:
             )
         )
     return found
-
-
-def _newest(lines: Sequence[Line], since: float, until: float) -> Line:
-    return [line for line in lines if since <= line.time < until][-1]
 
 
 def _lines(path: Path, notes: list[str]) -> list[Line]:

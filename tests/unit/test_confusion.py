@@ -39,6 +39,7 @@ def test_it_comes_back(tmp_path):
         ({"pairs": [[0, 3, 1]]}, "its counts are not of its classes"),
         ({"pairs": [[-1, 0, 1]]}, "its counts are not of its classes"),
         ({"pairs": [[0, 0, -1]]}, "its counts are not of its classes"),
+        ({"pairs": [[0, 0, 10**400]]}, "its counts are not of its classes"),
         ({"pairs": [[0, 0]]}, "not enough values"),
         ({"pairs": 3}, "damaged"),
         ({"classes": None}, "damaged"),

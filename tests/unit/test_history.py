@@ -47,7 +47,9 @@ def test_a_torn_line_is_left_out_and_the_next_one_begins_anew(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [b"", b"\xff\xfe\x00", b"[]", b"null", b'{"step": 1}', b'{"time": "x", "step": 1}', b'{"time": 1, "step": []}',
-     b'{"time": NaN, "step": 1}', b'{"time": 1, "step": Infinity}', b"[" * 10000],
+     b'{"time": NaN, "step": 1}', b'{"time": 1, "step": Infinity}',
+     b'{"time": 1, "step": 1' + b"0" * 400 + b"}", b'{"time": 1, "step": 1, "a": 1' + b"0" * 400 + b"}",
+     b"[" * 10000],
 )  # fmt: skip
 def test_what_is_no_line_is_left_out(tmp_path, text):
     (tmp_path / NAME).write_bytes(b'{"time": 1, "step": 1, "a": 2, "b": "text", "c": true}\n' + text + b"\n")

@@ -286,6 +286,15 @@ def test_starts_whose_records_are_gone(story):
     assert report(story.directory).count("line", class_="mark") == 2 * (KEPT + 2)
 
 
+def test_a_clock_that_was_set_back_and_ranks_that_are_no_number(tmp_path):
+    lines = [(50, 0, {RANKS: 2}), (60, 5, {"a": 1}), (20, 5, {RANKS: 4}), (10, 9, {"a": 2}), (30, 9, {RANKS: None})]
+    text = [json.dumps({"time": when, "step": step, **values}) for when, step, values in lines]
+    (tmp_path / NAME).write_text("\n".join(text))
+    found = run.collect([tmp_path]).starts
+    assert [(each.ranks, each.first, each.last) for each in found] == [(2, 0, 5), (4, 5, 9)]
+    assert "2 starts" in report(tmp_path).text
+
+
 def test_checkpoints_that_do_not_verify_are_named(tmp_path):
     _, second = write_checkpoints(tmp_path, 2)
     page = report(tmp_path)

@@ -16,10 +16,12 @@ DEMO = --epochs=8 --batch-size=16 --image-size=64 --crop=0.6 --augment=none --sa
 
 TIPC ?= test_tipc/configs/mobilenet_v3_small/train_infer_python.txt
 MODE ?= lite_train_lite_infer
+RUN ?= output/demo
+PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS)
 
-.PHONY: help demo tipc test test-all test-paddle26 chaos bench lint format debian-packages clean
+.PHONY: help demo board tipc test test-all test-paddle26 chaos bench lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -35,6 +37,12 @@ demo: $(VENV)    ## the whole way: lite data, training on 2 processes, evaluatio
 	@$(PY) -c 'import json; e = json.load(open("output/demo/eval.json")); \
 	  print("demo: a MobileNetV3-small that reads %.1f %% of %d unseen digits right: weights, checkpoints and logs in output/demo," \
 	  " the deployable model in output/demo/inference" % (100 * e["top1"], e["samples"]))'
+	@$(PY) -m ppfleet report output/demo
+
+board: $(VENV)   ## VisualDL on the demo's run or another, for this machine only: make board RUN=<dir> PORT=<port>
+	@ls $(RUN)/visualdl/vdlrecords.*.log > /dev/null 2>&1 || { echo "no curves in $(RUN) yet: train first (make demo), or make board RUN=<dir>"; exit 2; }
+	@$(PY) -c 'import socket, sys; sys.exit(None if socket.socket().connect_ex(("127.0.0.1", $(PORT))) else "port $(PORT) is taken: make board PORT=<another>")'
+	@.venv/bin/visualdl --logdir $(RUN)/visualdl --host 127.0.0.1 --port $(PORT) --language en --disable-telemetry
 
 tipc: $(VENV)    ## certify the whole way from a TIPC text file: make tipc TIPC=<file> MODE=<mode>
 	PYTHON=$(PY) bash test_tipc/prepare.sh $(TIPC) $(MODE)

@@ -97,7 +97,7 @@ def verify(path: Path) -> dict[str, Any]:
 def newest(root: Path) -> Found:
     """The newest checkpoint below `root` that verifies. None there is fine; some there and none good is an error."""
     skipped: list[str] = []
-    for path in _all(root):
+    for path in every(root):
         try:
             verify(path)
             return Found(path, tuple(skipped))
@@ -129,7 +129,7 @@ def _write_files(directory: Path, files: Mapping[str, Writer]) -> None:
     sync(directory)
 
 
-def _all(root: Path) -> list[Path]:
+def every(root: Path) -> list[Path]:
     """The checkpoints below `root`, the one written last first."""
     if not root.is_dir():
         return []
@@ -141,13 +141,13 @@ def _serial(path: Path) -> int:
 
 
 def _next_name(root: Path, step: int) -> Path:
-    earlier = _all(root)
+    earlier = every(root)
     return root / f"{_serial(earlier[0]) + 1 if earlier else 1:06d}-step-{step}"
 
 
 def _prune(root: Path, keep: int) -> None:
     linked = {(root / link).resolve() for link in ("latest", "best")}
-    for path in _all(root)[max(1, keep) :]:
+    for path in every(root)[max(1, keep) :]:
         if path.resolve() not in linked:
             condemned = root / f"{TEMPORARY}{path.name}"  # a kill in the midst leaves nothing that looks whole
             shutil.rmtree(condemned, ignore_errors=True)

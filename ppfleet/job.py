@@ -57,7 +57,7 @@ _END = object()
 class Job:
     """One training job as this process sees it: alone, or one rank of a launched job.
 
-    directory   the run's: checkpoints/, latest.pdparams, best.pdparams, settings.json, logs/, visualdl/
+    directory   the run's: checkpoints/, latest.pdparams, best.pdparams, settings.json, history.jsonl, logs/, …
     device      auto, cpu or gpu
     seed        decides initial weights, sample order, augmentation and dropout
     accumulate  batches whose gradients are summed up for one step of the optimizer
@@ -155,9 +155,9 @@ class Job:
 
     @property
     def board(self) -> log.Board:
-        """VisualDL's log of this run; rank 0 writes to it: `if job.world.first: job.board.picture("input", image)`."""
+        """history.jsonl and VisualDL's log; rank 0 writes: `if job.world.first: job.board.add(job.step, {"f1": f1})`"""
         if self._board is None:
-            self._board = log.Board(self.directory / "visualdl")
+            self._board = log.Board(self.directory)
         return self._board
 
     # Setting up
@@ -256,7 +256,8 @@ class Job:
             raise FleetError(
                 "accumulate needs a data set with a length: a stream's last step cannot be known in advance"
             )
-        self.settings.agree(self.comm, self._run, loader, self.accumulate)
+        if self.settings.agree(self.comm, self._run, loader, self.accumulate) and self.world.first:
+            self.board.begin(self.step, self.world.size)
         place.begin_loop({"samples": loader.plan.length, "shuffle": loader.plan.shuffle})
         label = f"epoch: [{place.epoch + 1}/{self._epochs or '?'}]"
         progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)

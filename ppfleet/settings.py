@@ -27,8 +27,8 @@ class Settings(dict[str, Any]):
         super().__init__(**decided, **versions)
         self._agreed: dict[str, Any] = {}
 
-    def agree(self, comm: Comm, run: RunDir, loader: Loader, accumulate: int) -> None:
-        """Before the first step on a loader."""
+    def agree(self, comm: Comm, run: RunDir, loader: Loader, accumulate: int) -> bool:
+        """Before the first step on a loader; true at the first of all."""
         plan = loader.plan
         self.update(
             samples=plan.length if loader.steps_left is not None else "stream",
@@ -41,9 +41,10 @@ class Settings(dict[str, Any]):
         shared = {name: value for name, value in json.loads(text).items() if name not in (HERE, DEFAULTS)}
         check_same(comm, "settings", shared)  # each time: only all ranks together can say "as before"
         if shared == self._agreed:
-            return
-        self._agreed = shared
+            return False
+        first, self._agreed = not self._agreed, shared
         for name in [name for name, value in self.items() if isinstance(value, dict)]:
             log.info(f"{name}: " + ", ".join(f"{key}={value}" for key, value in self[name].items()))
         log.info("settings: " + ", ".join(f"{k}={v}" for k, v in self.items() if not isinstance(v, dict)))
         comm.on_first(lambda: run.write_settings(text), "writing of settings.json")
+        return first

@@ -22,6 +22,7 @@ from models.mobilenet_v3_small import data, pictures, recipe
 from models.mobilenet_v3_small.augment import STEPS
 from models.mobilenet_v3_small.net import MobileNetV3Small, load_weights
 from ppfleet import log, script, state
+from ppfleet.confusion import Confusion
 from ppfleet.errors import FleetError
 from ppfleet.files import json_bytes, replace_file, write
 from ppfleet.loader import Loader
@@ -58,10 +59,9 @@ def train(o: Namespace) -> None:
                 job.board.picture("input", pictures.inputs(images, how))
             rate.follow(epoch, train)
             job.backward(recipe.loss(net, images, labels, o.mixup))
-        seen = pictures.Confusion(val, files.classes)
+        seen = Confusion(val, files.classes)
         job.save(**job.evaluate(net, val, top1=seen, **recipe.MEASURED))  # type: ignore[arg-type]
-        if epoch + 1 == o.epochs:
-            show(job, seen)
+        show(job, seen, files.val, o.data_path, f"step {job.step}", last=epoch + 1 == o.epochs)
     best = f", best.pdparams (top1 {job.best:.6f})" if job.best is not None else ""
     if job.world.first and (job.directory / "latest.pdparams").exists():
         log.info(f"trained: {job.directory}/latest.pdparams{best}")
@@ -80,9 +80,9 @@ def evaluate(o: Namespace) -> None:
     mine = {"weights": state.fingerprint(net), "preprocess": how, "batch_size": o.batch_size, **describe(files)}
     check_same(job.comm, "weights or data", mine)
     val = loader(job, o, data.Images(files.val, how))
-    seen = pictures.Confusion(val, files.classes)
+    seen = Confusion(val, files.classes)
     scores = job.evaluate(net, val, top1=seen, **recipe.MEASURED)
-    show(job, seen)
+    show(job, seen, files.val, o.data_path, o.pretrained)
     told = {**scores, "weights": o.pretrained, "data": {"path": o.data_path, **describe(files)}}
     job.comm.on_first(lambda: write_json(output / "eval.json", told), "writing of eval.json")
     if job.world.first:
@@ -120,10 +120,17 @@ def write_json(path: Path, facts: dict[str, Any]) -> None:
     replace_file(path, lambda part: write(part, json_bytes(facts)))
 
 
-def show(job: ppfleet.Job, seen: pictures.Confusion) -> None:
-    matrix = seen.matrix(job.comm)
-    if job.world.first and matrix is not None:
-        job.board.picture("confusion", seen.picture(matrix), job.step)
+def show(job: ppfleet.Job, seen: Confusion, val: list[data.Sample], root: str, of: str, last: bool = True) -> None:
+    """Which classes are taken for which: for `python -m ppfleet report`, and at the end for VisualDL."""
+
+    def sample(number: int) -> tuple[str, bytes]:
+        path = val[number][0]
+        return os.path.relpath(path, root), pictures.thumbnail(path)
+
+    found = seen.gather(job.comm)
+    found.write(job, of, sample)
+    if job.world.first and last and (picture := pictures.confusion(found)) is not None:
+        job.board.picture("confusion", picture, job.step)
 
 
 def options(arguments: Sequence[str] | None = None) -> Namespace:

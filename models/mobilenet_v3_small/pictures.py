@@ -1,18 +1,19 @@
-"""Pictures for a person: what the network is shown, and which classes it takes for which."""
+"""Pictures for a person: what the network is shown, one image, and which classes are taken for which."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import cv2
 import numpy as np
-import paddle
+
+from deploy.inference_python import preprocess
+from ppfleet.confusion import Seen
 
 Image = np.ndarray[Any, Any]
 _MOST = 1200  # pixels of a side
 _NAMED = 40  # classes up to which names fit beside the matrix
-_COUNTED = 2000  # classes up to which there is a matrix at all
+_COUNTED = 2000  # classes up to which it is drawn at all
 
 
 def inputs(images: Any, how: dict[str, Any], count: int = 8) -> Image:
@@ -23,50 +24,47 @@ def inputs(images: Any, how: dict[str, Any], count: int = 8) -> Image:
     return np.ascontiguousarray(np.concatenate(list(pixels.transpose(0, 2, 3, 1)), axis=1))
 
 
-class Confusion:
-    """Counts which class was taken for which during `job.evaluate(..., top1=Confusion(val, classes))`."""
+def thumbnail(path: str, side: int = 112) -> bytes:
+    """An image as a small JPEG, its longer side that long; nothing where it cannot be read any more."""
+    try:
+        image = preprocess.read(path)
+        scale = side / max(image.shape[:2])
+        size = [max(1, round(length * scale)) for length in image.shape[1::-1]]
+        if scale > 1:  # of a small image each pixel is seen
+            image = cv2.resize(image, size, interpolation=cv2.INTER_NEAREST)
+        else:
+            image = preprocess.resize(image, *size)
+    except (preprocess.BadImage, cv2.error):
+        return b""
+    return bytes(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 85])[1])
 
-    def __init__(self, loader: Any, classes: Sequence[str]) -> None:
-        self._loader, self._classes = loader, classes
-        self._seen: list[tuple[Any, Any, int]] = []
 
-    def __call__(self, scores: Any, labels: Any) -> Any:
-        guesses = paddle.topk(scores, 1, axis=-1)[1].reshape([-1])
-        # A copy: a tensor from a loader's worker holds on to a file in /dev/shm.
-        self._seen.append((labels.clone(), guesses, int(self._loader.mask.sum())))
-        return (guesses == labels.reshape([-1])).astype("float32")
-
-    def matrix(self, comm: Any) -> Image | None:
-        """Of all ranks: row = the true class, column = the guess. None where it would be too large."""
-        if len(self._classes) > _COUNTED:
-            return None
-        counts = np.zeros((len(self._classes),) * 2, np.int64)
-        for labels, guesses, real in self._seen:
-            np.add.at(counts, (np.asarray(labels).reshape(-1)[:real], np.asarray(guesses)[:real]), 1)
-        return np.asarray(comm.all_reduce(paddle.to_tensor(counts), "confusion matrix"))
-
-    def picture(self, counts: Image) -> Image:
-        """Each row in shades of blue, by the share of its class; few classes with names and figures."""
-        size = len(counts)
-        cell = max(1, min(48, _MOST // size))
-        shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
-        shade = cv2.resize(shares.astype(np.float32), (size * cell,) * 2, interpolation=cv2.INTER_NEAREST)[..., None]
-        image = np.round(255 - shade * (255 - np.array([8, 48, 107], np.float32))).astype(np.uint8)
-        if size > _NAMED or cell < 24:
-            return np.ascontiguousarray(image)
-        margin = 20 + 8 * max(len(name[:16]) for name in self._classes)
-        image = cv2.copyMakeBorder(image, margin, 4, margin, 4, cv2.BORDER_CONSTANT, value=(255, 255, 255))
-        for row in range(size):
-            for column in range(size):
-                if counts[row, column]:
-                    ink = (255, 255, 255) if shares[row, column] > 0.5 else (0, 0, 0)
-                    _write(image, str(counts[row, column]), margin + column * cell, margin + (row + 1) * cell, ink)
-            _write(image, self._classes[row][:16], 0, margin + (row + 1) * cell, (0, 0, 0))
-        names = np.full((image.shape[1], margin, 3), 255, np.uint8)  # of the columns, upright once it is turned
+def confusion(seen: Seen) -> Image | None:
+    """The matrix, each row in shades of blue by the share of its class, few classes with names and figures. None where
+    it would be too large."""
+    size, classes = len(seen.classes), seen.classes
+    if size > _COUNTED:
+        return None
+    counts = seen.matrix()
+    cell = max(1, min(48, _MOST // size))
+    shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    shade = cv2.resize(shares.astype(np.float32), (size * cell,) * 2, interpolation=cv2.INTER_NEAREST)[..., None]
+    image = np.round(255 - shade * (255 - np.array([8, 48, 107], np.float32))).astype(np.uint8)
+    if size > _NAMED or cell < 24:
+        return np.ascontiguousarray(image)
+    margin = 20 + 8 * max(len(name[:16]) for name in classes)
+    image = cv2.copyMakeBorder(image, margin, 4, margin, 4, cv2.BORDER_CONSTANT, value=(255, 255, 255))
+    for row in range(size):
         for column in range(size):
-            _write(names, self._classes[column][:16], 0, margin + (column + 1) * cell - cell // 4, (0, 0, 0))
-        image[:margin] = np.rot90(names)
-        return image
+            if counts[row, column]:
+                ink = (255, 255, 255) if shares[row, column] > 0.5 else (0, 0, 0)
+                _write(image, str(counts[row, column]), margin + column * cell, margin + (row + 1) * cell, ink)
+        _write(image, classes[row][:16], 0, margin + (row + 1) * cell, (0, 0, 0))
+    names = np.full((image.shape[1], margin, 3), 255, np.uint8)  # of the columns, upright once it is turned
+    for column in range(size):
+        _write(names, classes[column][:16], 0, margin + (column + 1) * cell - cell // 4, (0, 0, 0))
+    image[:margin] = np.rot90(names)
+    return image
 
 
 def _write(image: Image, text: str, left: int, bottom: int, ink: tuple[int, int, int]) -> None:

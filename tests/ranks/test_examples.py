@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ppfleet.__main__ import main
 from tests.harness import ROOT, environment, free_ports, watch
 
 
@@ -63,6 +64,8 @@ def test_many_cards_runs_and_learns(tmp_path, ranks):
     settings = json.loads((tmp_path / "output/many_cards/settings.json").read_text())
     assert settings["ranks"] == ranks and settings["global_batch"] == 16 * ranks
     assert (tmp_path / f"output/many_cards/logs/rank{ranks - 1}.log").exists()
+    assert main(["report", str(tmp_path / "output/many_cards")]) == 0  # which knows nothing of this script
+    assert "train/loss: from" in (tmp_path / "output/many_cards/report.html").read_text()
 
 
 def test_a_bar_is_drawn_where_a_person_watches(tmp_path):

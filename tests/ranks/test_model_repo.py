@@ -97,21 +97,27 @@ def write_spread_weights(root, path):
 
 
 def evaluated(place, ranks, weights, *arguments):
-    """The line that eval.py printed, and its eval.json."""
+    """The line that eval.py printed, its eval.json, and what it leaves for a page."""
     said = call(
         place, ranks, "tools/eval.py", "--device=cpu", "--data-path=data", f"--pretrained={weights}", *arguments
     )
     line = re.search(r"^top1: [\d.]+ top5: [\d.]+ samples: 36$", said, re.M).group()
-    return line, json.loads((place / weights).with_name("eval.json").read_text())
+    run = (place / weights).parent
+    told, seen = (json.loads((run / name).read_text()) for name in ("eval.json", "eval/evaluation.json"))
+    return line, told, {name: value for name, value in seen.items() if name != "time"}
 
 
 def test_evaluation_is_the_same_on_any_number_of_ranks_and_in_deployment(place):
     shutil.copy(place / "run/settings.json", place / "spread/other things")
     results = [evaluated(place, ranks, "spread/latest.pdparams") for ranks in (1, 2, 3)]
     assert results[0] == results[1] == results[2]
-    _, told = results[0]
+    _, told, seen = results[0]
+    right = sum(count for truth, guess, count in seen["pairs"] if truth == guess)
+    assert sum(count for *_, count in seen["pairs"]) == 36 and right / 36 == told["top1"]
+    worst = seen["mistakes"][0]
+    assert worst["name"].startswith(f"val/{seen['classes'][worst['truth']]}/") and worst["picture"].startswith("/9j/")
     assert told["weights"] == "spread/latest.pdparams" and told["data"]["val"] == 36 and told["data"]["fingerprint"]
-    _, other = evaluated(place, 1, "spread/latest.pdparams", "--image-size=64")
+    _, other, _ = evaluated(place, 1, "spread/latest.pdparams", "--image-size=64")
     assert other["loss"] != told["loss"]  # model.json's own size was used before
     weights = ["--model=mobilenet_v3_small", "--pretrained=spread/latest.pdparams"]
     said = call(place, 1, "tools/export.py", *weights, "--save-inference-dir=spread")

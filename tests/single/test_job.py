@@ -3,6 +3,9 @@
 import json
 import re
 
+import pytest
+
+from ppfleet.history import RANKS, curves, read
 from tests.harness import run, run_raising, start
 
 
@@ -41,6 +44,7 @@ def test_the_run_directory(tmp_path):
     }
     assert {
         "settings.json",
+        "history.jsonl",
         "latest.pdparams",
         "best.pdparams",
         "logs/rank0.log",
@@ -87,6 +91,29 @@ def test_visualdl_scalars(tmp_path):
     assert {"train/loss", "train/lr", "train/ips", "train/batch_cost", "train/reader_cost", "eval/top1"} <= set(tags)
     assert [step for step, _ in tags["train/loss"]] == [4, 8, 12, 16]
     assert [step for step, _ in tags["eval/top1"]] == [8, 16]
+    history = curves(read(tmp_path / "run/history.jsonl"))
+    assert history.pop(RANKS) == [(0, 1)]
+    assert {tag: [step for step, _ in points] for tag, points in history.items()} == {
+        tag: [step for step, _ in points] for tag, points in tags.items()
+    }
+    for tag, points in history.items():  # VisualDL keeps single precision
+        assert [value for _, value in points] == pytest.approx([value for _, value in tags[tag]], rel=1e-6)
+
+
+def train_without_visualdl(path):
+    import sys
+
+    sys.modules["visualdl"] = None
+    return train(path, {})
+
+
+def test_history_needs_no_visualdl(tmp_path):
+    (end,) = start(train_without_visualdl, 1, tmp_path / "out", str(tmp_path / "run")).wait()
+    assert end.code == 0 and end.output.count("nothing for VisualDL") == 1, end.output
+    start_of_it, *lines = read(tmp_path / "run/history.jsonl")
+    assert start_of_it.step == 0 and start_of_it.values == {RANKS: 1}
+    assert [step for step, _ in curves(lines)["train/loss"]] == [4, 8, 12, 16]
+    assert not (tmp_path / "run/visualdl").exists()
 
 
 def test_optimizer_state_survives_a_model_built_first(tmp_path):

@@ -113,38 +113,54 @@ def test_loss_and_mixup_are_what_the_papers_say(tmp_path):
     assert abs(plain - mixup) > 1e-3
 
 
+TRUTH = [0, 1, 2, 2, 1, 0, 2, 0, 1]
+GUESS = [0, 1, 2, 0, 1, 1, 2, 2, 1]
+SURE = [1, 2, 3, 5, 3, 4, 3, 5, 6]  # samples 3 and 7 are equally wrong
+
+
 def confused(directory):
+    import json
+    from pathlib import Path
+
     import numpy as np
     import paddle
 
     import ppfleet
-    from models.mobilenet_v3_small.pictures import Confusion, inputs
-
-    truth = [0, 1, 2, 2, 1, 0, 2]
-    guess = [0, 1, 2, 0, 1, 1, 2]
+    from models.mobilenet_v3_small.pictures import confusion, inputs
+    from ppfleet.confusion import Confusion, Seen
 
     class Answers(paddle.io.Dataset):
         def __len__(self):
-            return 7
+            return len(TRUTH)
 
         def __getitem__(self, index):
-            return np.eye(3, dtype="float32")[guess[index]], np.int64(truth[index])
+            return SURE[index] * np.eye(3, dtype="float32")[GUESS[index]], np.int64(TRUTH[index])
 
     job = ppfleet.Job(directory, device="cpu")
-    loader = job.loader(Answers(), 2)
-    seen = Confusion(loader, ["ant", "bee", "cow"])
-    scores = job.evaluate(paddle.nn.Identity(), loader, top1=seen)
-    matrix = seen.matrix(job.comm)
-    shown = seen.picture(matrix)
-    many = Confusion(loader, [str(n) for n in range(1000)]).picture(np.eye(1000, dtype="int64"))
+    found = []
+    for shuffle in (False, True):
+        loader = job.loader(Answers(), 2, shuffle=shuffle, tail="pad")
+        metric = Confusion(loader, ["ant", "bee", "cow"])
+        scores = job.evaluate(paddle.nn.Identity(), loader, top1=metric)
+        seen = metric.gather(job.comm)
+        seen.write(job, "the test", lambda sample: (f"sample {sample}", b"PNG" * sample))
+        found.append([scores["top1"], json.loads(Path(directory, "evaluation.json").read_text())])
+    many = confusion(Seen([str(n) for n in range(1000)], {(n, n): 1 for n in range(1000)}))
     how = {"mean": [0.5] * 3, "std": [0.25] * 3}
     strip = inputs(paddle.to_tensor([[[[0.0]], [[2.0]], [[-2.0]]]]), how)
-    return [scores["top1"], matrix.tolist(), list(shown.shape), list(many.shape), strip.tolist()]
+    return [found, list(confusion(seen).shape), list(many.shape), strip.tolist()]
 
 
 def test_confusion_is_exact_on_any_number_of_ranks(tmp_path):
     for ranks in (1, 2, 3):
-        for top1, matrix, shown, many, strip in run(confused, ranks, tmp_path / "out", str(tmp_path / f"run{ranks}")):
-            assert top1 == 5 / 7 and matrix == [[1, 1, 0], [0, 2, 0], [1, 0, 2]]
+        for found, shown, many, strip in run(confused, ranks, tmp_path / "out", str(tmp_path / f"run{ranks}")):
+            for top1, told in found:
+                pairs = [[0, 0, 1], [0, 1, 1], [0, 2, 1], [1, 1, 3], [2, 0, 1], [2, 2, 2]]
+                assert top1 == 6 / 9 and told["pairs"] == pairs
+                assert [tuple(each.values()) for each in told["mistakes"]] == [
+                    (3, 2, 0, 0.9867, "sample 3", "UE5HUE5HUE5H"),
+                    (7, 0, 2, 0.9867, "sample 7", "UE5H" * 7),
+                    (5, 0, 1, 0.9647, "sample 5", "UE5H" * 5),
+                ]
             assert shown[2] == many[2] == 3 and min(shown[:2]) > 100 and many == [1000, 1000, 3]
             assert strip == [[[128, 255, 0]]]

@@ -40,12 +40,17 @@ def test_a_chart_is_told_in_words():
         if each.get("role")
     )
     assert told == "top1, over epoch. a & b: from 0.5 at epoch 1 to 0.25 at 3, between 0.25 and 0.5."
+    marked = page.chart("top1", {"a": [(1, 0.5)]}, "epoch", [(1, "started"), (2, "killed")])
+    assert "Mark 1 at epoch 1: started. Mark 2 at epoch 2: killed." in marked
+    assert [each.text for each in drawn(marked).iter("text") if each.get("kind") == "marked"] == ["1", "2"]
 
 
-def test_what_is_not_finite_is_left_out():
+def test_what_is_not_finite_leaves_a_gap():
     nan = float("nan")
-    html = page.chart("loss", {"a": [(0, 1.0), (1, nan), (2, float("inf")), (3, 2.0)], "b": [(0, nan)]}, "step")
-    assert "nan" not in html and "inf" not in html and len(list(drawn(html).iter("polyline"))) == 1
+    points = [(0, 1.0), (1, nan), (2, float("inf")), (3, 2.0), (4, 3.0)]
+    html = page.chart("loss", {"a": points, "b": [(0, nan)]}, "step")
+    assert "nan" not in html and "inf" not in html
+    assert [len(line.get("points").split()) for line in drawn(html).iter("polyline")] == [1, 2]
     assert page.chart("loss", {"b": [(0, nan)]}, "step") == page.chart("loss", {}, "step") == ""
 
 
@@ -71,6 +76,37 @@ def test_many_points_have_no_dots():
     assert not list(drawn(html).iter("circle")) and len(next(drawn(html).iter("polyline")).get("points").split()) == 500
 
 
+def test_a_long_line_keeps_its_peaks():
+    points = [(n, 100.0 if n == 12345 else -100.0 if n == 23456 else n % 7) for n in range(100_000)]
+    kept = page.thinned(points)
+    assert len(kept) <= 2400 and (12345, 100.0) in kept and (23456, -100.0) in kept
+    assert kept[0] == points[0] and kept[-1] == points[-1] and kept == sorted(kept)
+    assert page.thinned(points[:2400]) == points[:2400]
+    assert page.thinned([(1.0, 1.0)] * 5000)  # all at one place
+
+
+def test_a_matrix_is_a_table_with_heads():
+    html = page.matrix(["ant", "<b>"], [[3, 1], [0, 0]])
+    tree = drawn(html)
+    assert [each.text for each in tree.iter("span")] == ["ant", "<b>", "right", "ant", "<b>"]
+    assert [each.get("scope") for each in tree.iter("th")] == ["col", "col", "col", "row", "row"]
+    cells = [(each.get("kind"), each.get("style"), each.text) for each in tree.find(".//tbody").iter("td")]
+    assert cells == [
+        ("right deep", "--share:0.750", "3"),
+        ("wrong", "--share:0.250", "1"),
+        (None, None, "75.0 %"),
+        (None, None, None),
+        (None, None, None),
+        (None, None, "0.0 %"),
+    ]
+
+
+def test_names_that_are_no_text_are_shown_with_escapes():
+    text = page.document("a\x00b", ["<p>\udcff\x1b</p>"])
+    assert text.encode() and "a\ufffdb" in text and "<p>\\udcff\ufffd</p>" in text
+
+
 def test_a_table_holds_text_and_figures():
-    html = page.table(["name", "value"], [["<i>", 0.123456], ["b", 3]])
+    html = page.table(["name", "value"], [["<i>", 0.123456], ["b", 3], ["c", float("nan")]])
+    assert "not finite" in html
     assert "&lt;i&gt;" in html and '<td class="number">0.1235</td>' in html and '<td class="number">3</td>' in html

@@ -22,6 +22,8 @@ PURE = (
     "shared",
     "page",
     "place",
+    "history",
+    "confusion",
 )
 COMMANDS = (
     "guard",
@@ -30,6 +32,7 @@ COMMANDS = (
     "watch",
     "commands.launch",
     "commands.why",
+    "commands.report",
 )  # these start processes and ask the network, but know nothing of training
 
 

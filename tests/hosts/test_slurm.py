@@ -92,6 +92,14 @@ def test_a_job_that_goes_back_to_the_queue_goes_on_to_the_same_bits(cluster, und
     assert job.resumed() == 1 and weights(job.run) == undisturbed
 
 
+def test_sigterm_before_there_is_anything_to_save(cluster, undisturbed):
+    job = Job(cluster, "early")
+    cluster.wait_for("ppfleet launch", lambda: list(cluster.place.glob(f"log/slurm-{job.number}/*")))
+    cluster.run("scancel", "--signal=TERM", job.number)
+    assert job.end() == ("COMPLETED", 1, "0:0"), job.out.read_text()[-3000:]
+    assert job.resumed() == 0 and weights(job.run) == undisturbed
+
+
 def test_a_job_that_fails_has_failed(cluster):
     job = Job(cluster, "fails", kind="exception", rank=1, step=7)
     assert job.end() == ("FAILED", 0, "1:0")

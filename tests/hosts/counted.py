@@ -1,6 +1,8 @@
 """One epoch of a small network, with a line in RUN/steps for every step: how many ranks made it, of which samples.
 
-python -m paddle.distributed.launch --nproc_per_node 2 counted.py RUN [SECONDS A STEP]
+    python -m paddle.distributed.launch --nproc_per_node 2 counted.py RUN [SECONDS A STEP]
+
+`every_sample_once` tells of the whole run, whatever happened to it.
 """
 
 from __future__ import annotations
@@ -56,6 +58,10 @@ def kept(directory: Path) -> list[list]:
     for line in lines(directory):
         made[line[0] :] = [line]
     return made
+
+
+def every_sample_once(directory: Path) -> bool:
+    return sorted(index for line in kept(directory) for index in line[2]) == list(range(SAMPLES))
 
 
 if __name__ == "__main__":

@@ -97,11 +97,6 @@ def hosts(tmp_path):
                 made.kill(name)
 
 
-def every_sample_once(run):
-    seen = [index for line in counted.kept(run) for index in line[2]]
-    return len(seen) == counted.SAMPLES and sorted(seen) == list(range(counted.SAMPLES))
-
-
 def test_a_host_leaves_and_returns(hosts):
     hosts.elastic(0)
     hosts.elastic(1)
@@ -111,7 +106,7 @@ def test_a_host_leaves_and_returns(hosts):
     hosts.elastic(1)
     hosts.goes_on_with(2)
     assert hosts.ended() == [0, 0]
-    assert every_sample_once(hosts.run)
+    assert counted.every_sample_once(hosts.run)
     assert {line[1] for line in counted.kept(hosts.run)} == {1, 2}
 
 
@@ -125,12 +120,12 @@ def test_a_partition_longer_than_the_lease_needs_a_new_start(hosts):
     with namespaces.cut(hosts.before):
         hosts.goes_on_with(1)
     hosts.ended()
-    assert not every_sample_once(hosts.run)
+    assert not counted.every_sample_once(hosts.run)
     hosts.pause = 0.0
     hosts.elastic(0)
     hosts.elastic(1)
     assert hosts.ended() == [0, 0]
-    assert every_sample_once(hosts.run)
+    assert counted.every_sample_once(hosts.run)
 
 
 def test_the_same_partition_with_ppfleet_launch(hosts):
@@ -140,5 +135,5 @@ def test_the_same_partition_with_ppfleet_launch(hosts):
     with namespaces.cut(hosts.before):
         time.sleep(30)  # the partition itself; etcd's lease would be 10 s
     assert hosts.ended() == [0, 0]
-    assert every_sample_once(hosts.run)
+    assert counted.every_sample_once(hosts.run)
     assert {line[1] for line in counted.kept(hosts.run)} == {2}

@@ -15,7 +15,6 @@ import yaml
 
 from tests.harness import ROOT
 from tests.hosts import counted, namespaces
-from tests.hosts.test_elastic import every_sample_once
 from tests.tipc_files import surroundings
 
 LACKING = namespaces.missing()
@@ -101,7 +100,7 @@ ONE = pytest.mark.parametrize("pods", ["job.yaml"], indirect=True)
 @BOTH
 def test_they_find_each_other(pods):
     assert pods.codes() == [0, 0], pods.output()
-    assert every_sample_once(pods.run) and {line[1] for line in counted.kept(pods.run)} == {4}
+    assert counted.every_sample_once(pods.run) and {line[1] for line in counted.kept(pods.run)} == {4}
     assert {path.name for path in (pods.place / "log").iterdir()} == set(pods.names)
 
 
@@ -114,7 +113,7 @@ def test_a_pod_that_is_lost_is_awaited_and_replaced(pods, lost):
     assert pods.pods[lost].wait(20) != 0
     pods.start(lost)
     assert pods.codes() == [0, 0], pods.output()
-    assert every_sample_once(pods.run) and "resumed from" in pods.output()
+    assert counted.every_sample_once(pods.run) and "resumed from" in pods.output()
 
 
 @ONE
@@ -125,4 +124,4 @@ def test_sigterm_to_one_pod_ends_both_with_the_code_that_is_not_counted(pods):
     assert pods.codes() == [75, 75], pods.output()
     for number in range(2):
         pods.start(number)
-    assert pods.codes() == [0, 0] and every_sample_once(pods.run) and "resumed from" in pods.output()
+    assert pods.codes() == [0, 0] and counted.every_sample_once(pods.run) and "resumed from" in pods.output()

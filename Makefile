@@ -77,7 +77,7 @@ format: $(VENV)  ## rewrite the files as `make lint` wants them
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 
-debian-packages: ## what some tests need of the system (root): network namespaces
+debian-packages: ## what some tests need of the system (root): network namespaces, Slurm, etcd
 	apt-get update && apt-get install --yes --no-install-recommends $$(cat requirements/debian.txt)
 
 clean:           ## remove the environments and everything the targets made

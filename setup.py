@@ -41,7 +41,16 @@ setup(
         # paddle2onnx where models are exported, the others where they are deployed. The release for Paddle 3 cannot be
         # installed on newer versions of Python.
         "deploy": ["openvino>=2024.0", "onnxruntime>=1.16", "paddle2onnx>=2.0; python_version < '3.12'"],
-        "dev": ["pytest>=7", "pytest-xdist>=3", "ruff>=0.6", "mypy>=1.8", "scikit-learn>=1.0", "setuptools"],
+        "dev": [
+            "pytest>=7",
+            "pytest-xdist>=3",
+            "ruff>=0.6",
+            "mypy>=1.8",
+            "scikit-learn>=1.0",
+            "setuptools",
+            "etcd3>=0.12",
+            "kubernetes-validate>=1.31",
+        ],
     },
     classifiers=["Programming Language :: Python :: 3", "Operating System :: POSIX :: Linux"],
 )

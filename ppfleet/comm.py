@@ -13,6 +13,7 @@ import faulthandler
 import json
 import os
 import secrets
+import signal
 import socket
 import stat
 import time
@@ -94,7 +95,7 @@ class Comm:
             faulthandler.dump_traceback_later(_patience() + 10, exit=True)
             dist.init_parallel_env()
             faulthandler.cancel_dump_traceback_later()
-        self._store = paddle.base.core.create_or_get_global_tcp_store()
+        self._store = _Store(paddle.base.core.create_or_get_global_tcp_store())
         _send_at_once(world)
 
     # Tensors
@@ -315,6 +316,35 @@ class Comm:
                 f"{what} failed on {self.world.name()}: another rank died or left ({text[:300]}); "
                 f"its own log has the cause"
             ) from failure
+
+
+class _Store:
+    """Paddle's store. A signal that comes while it waits for an answer would fail it (EINTR), and with it the save that
+    SIGTERM asks for: signals wait, or another thread takes them."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        with _signals_wait():
+            self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        with _signals_wait():
+            return bytes(self._store.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        with _signals_wait():
+            return int(self._store.add(key, amount))
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _key(entry: Entry) -> str:

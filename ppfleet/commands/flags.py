@@ -27,6 +27,7 @@ OVERRIDES = (
     "PADDLE_START_PORT", "PADDLE_LOCAL_RANK", "PADDLE_LOCAL_SIZE", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_SIZE",
     "POD_IP",
 )  # fmt: skip
+_ELASTIC = "Paddle's elastic mode with etcd: start it as docs/clusters.md shows, with paddle.distributed.launch"
 SERVERS = ("server_num", "worker_num", "heter_worker_num", "servers", "workers", "heter_workers", "http_port")
 
 
@@ -243,14 +244,14 @@ class _Translation:
             raise WorldError("--master and --nnodes belong together: where to meet, and how many machines")
         if o.nnodes and not re.fullmatch("[1-9][0-9]{0,4}", o.nnodes):
             if re.fullmatch("[0-9]+:[0-9]+", o.nnodes):
-                raise WorldError(
-                    f"--nnodes={o.nnodes}: a changing number of machines needs Paddle's elastic mode with etcd"
-                )
+                raise WorldError(f"--nnodes={o.nnodes}: a changing number of machines needs {_ELASTIC}")
             raise WorldError(f"--nnodes={o.nnodes} is no number of machines")
         if o.ips and o.nnodes and int(o.nnodes) != len(o.ips.split(",")):
             raise WorldError(f"--ips={o.ips} lists {len(o.ips.split(','))} machines, --nnodes={o.nnodes}")
         if o.master is None:
             return []
+        if o.master.startswith("etcd://"):
+            raise WorldError(f"--master={o.master}: that is {_ELASTIC}")
         host, _, port = o.master.rpartition(":")
         if not (hosts.is_host(host) and re.fullmatch("[1-9][0-9]{0,4}", port) and int(port) < 65536):
             raise WorldError(f"--master={o.master} is no address:port")

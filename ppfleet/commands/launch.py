@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ppfleet.commands import cause, secret
 from ppfleet.commands.flags import Launch, Machine, translate
 from ppfleet.commands.ports import port_holder
 from ppfleet.errors import PREEMPTED, CommError, FleetError
-from ppfleet.meet import Meeting
+from ppfleet.meet import UNKNOWN, Meeting
 from ppfleet.script import Stopped, stoppable
 
 _GRACE = 40.0  # seconds: Paddle's launcher gives its trainers 30
@@ -86,6 +87,19 @@ def has_servers() -> bool:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
+def by_address(launch: Launch) -> Launch:
+    """Paddle's launcher believes a --host only if there is a dot in it: plain names become the addresses behind them.
+    Only when all hosts have come, and anew at each start: a pod that replaces another one has another address."""
+    if UNKNOWN in launch.nodes or all("." in node or ":" in node for node in launch.nodes):
+        return launch
+    found = {node: next((each for each in hosts.resolve(node) if "." in each), "") for node in launch.nodes}
+    if missing := [node for node, address in found.items() if not address]:
+        raise FleetError(f"{', '.join(missing)} has no IPv4 address here: correct its DNS entry, or /etc/hosts")
+    changed = {f"--ips={','.join(launch.nodes)}": f"--ips={','.join(found.values())}"}
+    changed[f"--host={launch.host}"] = f"--host={found[launch.host]}"
+    return replace(launch, arguments=tuple(changed.get(word, word) for word in launch.arguments))
+
+
 class Supervisor:
     """One job as this host sees it: attempts until one ends well, or there are no restarts left."""
 
@@ -138,7 +152,7 @@ class Supervisor:
                 self.meeting.start(lambda token: None)
             except CommError as failure:
                 return 1, str(failure)
-        command, env = secret.keep(launch, dict(os.environ), private, attempt)
+        command, env = secret.keep(by_address(launch), dict(os.environ), private, attempt)
         watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *command]
         process = subprocess.Popen(watched, env=env, start_new_session=True)
         self.started = True

@@ -201,3 +201,30 @@ def test_a_taken_store_port_is_said(tmp_path):
         )
         (end,) = running.wait(30)
     assert end.error is not None and f"port {port} of 127.0.0.1" in end.error[1] and "taken" in end.error[1]
+
+
+def meetings_under_signals():
+    """200 meetings on the store, while somebody sends signals all the time."""
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    comm, came = make(), []
+    signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    sends = f"import os, time\nwhile True:\n    os.kill({os.getpid()}, 15)\n    time.sleep(0.001)"
+    sender = subprocess.Popen([sys.executable, "-c", sends])
+    try:
+        for number in range(200):
+            assert comm.gather(number) == [number] * comm.world.size
+        while not came:
+            time.sleep(0.01)
+    finally:
+        sender.kill()
+        sender.wait()
+    comm.barrier("the end")
+    return len(came)
+
+
+def test_a_signal_does_not_fail_what_waits_on_the_store(tmp_path):
+    assert all(count > 0 for count in run(meetings_under_signals, 2, tmp_path))

@@ -28,7 +28,17 @@ OVERRIDES = (
     "POD_IP",
 )  # fmt: skip
 _ELASTIC = "Paddle's elastic mode with etcd: start it as docs/clusters.md shows, with paddle.distributed.launch"
-SERVERS = ("server_num", "worker_num", "heter_worker_num", "servers", "workers", "heter_workers", "http_port")
+SERVERS = ("server_num", "worker_num", "servers", "workers", "http_port")
+_HETEROGENEOUS = (
+    "heterogeneous workers are not supported: PaddlePaddle 2.6 stops at the documents' command, asking for "
+    "heter_devices, and the 3.x wheels for CPU have no parameter server; take --worker_num, or --workers"
+)
+_TRAINERS = "Paddle's launcher never ends a parameter-server job that is counted so: take --worker_num, or --workers"
+REFUSED = {
+    "heter_worker_num": _HETEROGENEOUS, "heter_workers": _HETEROGENEOUS, "heter_devices": _HETEROGENEOUS,
+    "trainer_num": _TRAINERS, "trainers": _TRAINERS,
+}  # fmt: skip
+_ENDPOINT = {"servers": re.compile(r"[^\s:]+:[1-9][0-9]{0,4}"), "workers": re.compile(r"[^\s:]+(:[1-9][0-9]{0,4})?")}
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class Launch:
     restarts: int
     wait: float
     dry_run: bool
-    servers: bool  # parameter-server mode
+    workers: tuple[str, ...] = ()  # parameter-server mode: the host of each worker; empty: collective training
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "paddle.distributed.launch", *self.arguments, *self.script]
@@ -83,7 +93,7 @@ def parser() -> Parser:
     add("--ips", "--cluster_node_ips", metavar="A,B", help="all machines, rank 0's first")
     add("--gpus", "--devices", "--selected_gpus", metavar="0,1", help="the cards to use, a process each")
     add("--nproc_per_node", type=number(int, 1, 1024), metavar="N", help="processes on this machine, without cards")
-    add("--host", "--node_ip", metavar="A", help="this machine's address in --ips (default: by the interfaces)")
+    add("--host", "--node_ip", metavar="A", help="this machine's address in the list (default: by the interfaces)")
     add("--start_port", "--started_port", type=number(int, 1025, 64999), metavar="P",
         help="the first of the trainers' ports (default: FLAGS_START_PORT, else 6070)")  # fmt: skip
     add("--master", metavar="A:P", help="where hosts meet that are counted and not listed; needs --nnodes")
@@ -91,7 +101,7 @@ def parser() -> Parser:
     add("--log_dir", default="log", metavar="DIR", help="workerlog.N of each trainer")
     add("--job_id", help="a name for the job")
     add("--use_paddlecloud", action="store_true", help="accepted; it has no effect in today's Paddle")
-    for name in SERVERS:
+    for name in (*SERVERS, *REFUSED):
         add(f"--{name}", help=argparse.SUPPRESS)
     add("--restarts", type=number(int, 0, 1000), default=0, metavar="N",
         help="start a job that died again, on all machines, at most so often; the script resumes")  # fmt: skip
@@ -107,6 +117,9 @@ def translate(words: Sequence[str], machine: Machine) -> Launch:
     made = parser()
     o = made.parse_args(list(words))
     given = {name: getattr(o, name) for name in SERVERS if getattr(o, name) is not None}
+    for name, why in REFUSED.items():
+        if getattr(o, name) is not None:
+            made.error(f"--{name}: {why}")
     try:
         return _Translation(o, machine).servers(given) if given else _Translation(o, machine).collective()
     except WorldError as failure:
@@ -149,20 +162,30 @@ class _Translation:
 
     def servers(self, given: dict[str, str]) -> Launch:
         """Parameter-server mode: its flags go to Paddle as they are, once their values make sense."""
-        if self.o.ips and not {"servers", "workers"} & set(given):
-            raise WorldError("--ips is for collective training; a parameter-server job lists --servers and --workers")
+        if self.o.ips or self.o.master:
+            raise WorldError("--ips and --master are for collective training; a parameter-server job has --servers")
         for name, value in given.items():
             if name.endswith(("_num", "_port")):
                 if not re.fullmatch("[1-9][0-9]{0,4}", value):
                     raise WorldError(f"--{name}={value} is no number")
-            elif not all(re.fullmatch(r"\S+:[1-9][0-9]{0,4}", part) for part in re.split("[,;]", value)):
+            elif not all(_ENDPOINT[name].fullmatch(part) for part in value.split(",")):
                 raise WorldError(f"--{name}={value} is no list of address:port,address:port")
-        if ("servers" in given) != ("workers" in given):
-            raise WorldError("--servers and --workers belong together: both lists, or neither")
-        arguments = [f"--{name}={value}" for name, value in given.items()]
-        if self.o.ips:
-            arguments.insert(0, f"--ips={self.o.ips}")
-        return self._launch([*arguments, f"--log_dir={self.o.log_dir}"], (), "", (), 0, servers=True)
+        if set(given) - {"http_port"} not in ({"server_num", "worker_num"}, {"servers", "workers"}):
+            raise WorldError(
+                "a parameter-server job is --server_num and --worker_num, on this machine alone, or --servers and "
+                "--workers, on all that they list"
+            )
+        arguments = [f"--{name}={value}" for name, value in given.items()] + [f"--log_dir={self.o.log_dir}"]
+        if "worker_num" in given:
+            return self._launch(arguments, (), "", (), 0, ("",) * int(given["worker_num"]))
+        servers = [part.rpartition(":") for part in given["servers"].split(",")]
+        workers = tuple(part.partition(":")[0] for part in given["workers"].split(","))
+        nodes = tuple(dict.fromkeys([*(address for address, _, _ in servers), *workers]))
+        host = self._host(nodes)
+        self.env["POD_IP"] = host  # else Paddle takes what the host's name stands for
+        ports = tuple(int(port) for address, _, port in servers if address == host)
+        lowest = min(int(port) for _, _, port in servers)
+        return self._launch(arguments, nodes if len(nodes) > 1 else (), host, ports, lowest - 1, workers)
 
     def _launch(
         self,
@@ -171,7 +194,7 @@ class _Translation:
         host: str,
         ports: tuple[int, ...],
         meeting_port: int,
-        servers: bool = False,
+        workers: tuple[str, ...] = (),
     ) -> Launch:
         o = self.o
         decided = nodes or o.master or not any(name in self.machine.env for name in ("PADDLE_MASTER", "PADDLE_IPS"))
@@ -183,7 +206,7 @@ class _Translation:
             without.append("CUDA_VISIBLE_DEVICES")  # an empty one makes Paddle's launcher fail
         return Launch(
             tuple(arguments), (o.script, *o.arguments), self.env, tuple(without), nodes, host, ports, meeting_port,
-            o.log_dir, tuple(self.notes), o.restarts, o.wait, o.dry_run, servers,
+            o.log_dir, tuple(self.notes), o.restarts, o.wait, o.dry_run, workers,
         )  # fmt: skip
 
     def _nodes(self) -> tuple[str, ...]:
@@ -206,7 +229,7 @@ class _Translation:
             return self.o.host or ""
         if self.o.host:
             if self.o.host not in nodes:
-                raise WorldError(f"--host={self.o.host} is none of --ips={','.join(nodes)}")
+                raise WorldError(f"--host={self.o.host} is none of {','.join(nodes)}")
             if not self.machine.interface_of(self.o.host):
                 raise WorldError(f"--host={self.o.host} is no address of this machine")
             return str(self.o.host)

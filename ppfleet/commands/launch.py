@@ -23,12 +23,14 @@ from ppfleet import guard, hosts
 from ppfleet.commands import cause, secret
 from ppfleet.commands.flags import Launch, Machine, translate
 from ppfleet.commands.ports import port_holder
+from ppfleet.commands.roles import Roles
 from ppfleet.errors import PREEMPTED, CommError, FleetError
 from ppfleet.meet import UNKNOWN, Meeting
 from ppfleet.script import Stopped, stoppable
 
 _GRACE = 40.0  # seconds: Paddle's launcher gives its trainers 30
 _LOST_GRACE = 8.0  # seconds, when the job is lost anyway because it ended on another host
+_DONE = "workers done"
 _LAST_WORDS = 60.0  # seconds for the other hosts to tell how the job ended there
 
 
@@ -73,9 +75,10 @@ def check_here(launch: Launch) -> None:
     for port in launch.ports:
         if holder := port_holder(launch.host, port):
             raise FleetError(
-                f"port {port} of {launch.host} is taken by {holder}: end that, or take another --start_port"
+                f"port {port} of {launch.host} is taken by {holder}: end that, or take another"
+                f"{' in --servers' if launch.workers else ' --start_port'}"
             )
-    if launch.servers and not has_servers():
+    if launch.workers and not has_servers():
         raise FleetError(
             "this PaddlePaddle was built without the parameter server (the 3.x wheels for CPU are): "
             "take PaddlePaddle 2.6, or train collectively with --ips"
@@ -106,6 +109,7 @@ class Supervisor:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.meeting: Meeting | None = None
+        self.roles: Roles | None = None
         self.started = False
         self.began = time.time()
 
@@ -153,6 +157,9 @@ class Supervisor:
             except CommError as failure:
                 return 1, str(failure)
         command, env = secret.keep(by_address(launch), dict(os.environ), private, attempt)
+        if launch.workers:
+            self.roles = Roles(private / f"roles{attempt}", launch.workers.count(launch.host))
+            command = self.roles.wrap(command, len(launch.command()) - len(launch.script))
         watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *command]
         process = subprocess.Popen(watched, env=env, start_new_session=True)
         self.started = True
@@ -167,8 +174,12 @@ class Supervisor:
             guard.end_below(0, process)
             process.wait()
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        if self.roles and not why:
+            # Nobody but the launch command ends the servers of a host without workers.
+            code = 0 if self.roles.over and not self.roles.workers else code
+            why = self.roles.failed() or ("" if code or self.roles.over else "not all workers came to their end")
         if why:
-            code = 1  # it was stopped here because of another host
+            code = 1  # it was stopped here because of another host, or ended badly though the launcher says 0
         elif code == PREEMPTED:
             why = "SIGTERM: the job was saved; the same command goes on from there"
         elif code:
@@ -190,7 +201,24 @@ class Supervisor:
             else:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
+            if self.roles and (why := self.roles.failed()):
+                return why
+            if self.roles and not self.roles.over and self._all_done(self.roles):
+                self.roles.release()
+                if not self.roles.workers:
+                    process.terminate()
         return ""
+
+    def _all_done(self, roles: Roles) -> bool:
+        """Whether the workers of all hosts have come to their end: each host tells the first, the first tells all."""
+        meeting = self.meeting
+        if meeting is None or not roles.done():
+            return roles.done()
+        others = [0] if meeting.node else range(1, len(meeting.nodes))
+        heard = all(meeting.at.get(number) == _DONE for number in others)
+        if meeting.node or heard:
+            meeting.tell(_DONE)
+        return heard
 
     def _agree(self, code: int, why: str) -> tuple[int, str]:
         """A job has ended well when it has on every host: each tells the first, the first tells all."""

@@ -81,7 +81,7 @@ def test_several_machines(ips, host):
         (["--ips="], "'' is no address"),
         (["--ips=192.168.0.8,192.168.0.9"], "none of them is an address of this machine"),
         (["--cluster_node_ips=a b"], "'a b' is no address"),
-        ([f"--ips={PAIR}", "--host=192.168.0.7"], "--host=192.168.0.7 is none of --ips"),
+        ([f"--ips={PAIR}", "--host=192.168.0.7"], "--host=192.168.0.7 is none of 192.168.0.1"),
         ([f"--ips={PAIR}", "--node_ip=192.168.0.1"], "--host=192.168.0.1 is no address of this machine"),
         ([f"--ips={PAIR}", "--nnodes=3"], "lists 2 machines, --nnodes=3"),
         ([f"--ips={PAIR}", "--master=192.168.0.1:8090"], "either all machines, or where they meet"),
@@ -97,9 +97,16 @@ def test_several_machines(ips, host):
         (["--wait=soon"], "'soon' is no number"),
         (["--server_num=x", "--worker_num=1"], "--server_num=x is no number"),
         (["--servers=a,b", "--workers=a:1"], "--servers=a,b is no list of address:port"),
-        (["--servers=a:1"], "--servers and --workers belong together"),
+        (["--servers=a:1,b:2", "--workers=a b"], "--workers=a b is no list of address:port"),
+        (["--servers=a:1"], "a parameter-server job is --server_num and --worker_num"),
+        (["--server_num=1"], "a parameter-server job is --server_num and --worker_num"),
+        (["--servers=a:1", "--workers=a:2", "--worker_num=1"], "a parameter-server job is --server_num and"),
+        (["--servers=192.168.0.9:1", "--workers=192.168.0.9"], "none of them is an address of this machine"),
+        (["--server_num=2", "--worker_num=2", "--heter_worker_num=2"], "heterogeneous workers are not supported"),
+        (["--servers=a:1", "--workers=a:2", "--heter_workers=a:3"], "heterogeneous workers are not supported"),
+        (["--server_num=1", "--trainer_num=2"], "--trainer_num: Paddle's launcher never ends"),
         (["--http_port=none", "--server_num=1"], "--http_port=none is no number"),
-        ([f"--ips={PAIR}", "--server_num=1"], "--ips is for collective training"),
+        ([f"--ips={PAIR}", "--server_num=1"], "--ips and --master are for collective training"),
         (["--no_such_flag=1"], "unrecognized arguments: --no_such_flag=1"),
     ],
 )
@@ -147,14 +154,16 @@ def test_the_environment_does_not_override_the_flags():
 
 def test_parameter_servers():
     launch = translated("--server_num=1", "--worker_num=2", "--http_port=8900")
-    assert launch.servers and launch.arguments == (
-        "--server_num=1",
-        "--worker_num=2",
-        "--http_port=8900",
-        "--log_dir=log",
-    )
-    listed = translated("--servers=a:1,b:2", "--workers=a:3", "--heter_workers=c:4")
-    assert listed.arguments[:3] == ("--servers=a:1,b:2", "--workers=a:3", "--heter_workers=c:4")
+    assert launch.arguments == ("--server_num=1", "--worker_num=2", "--http_port=8900", "--log_dir=log")
+    assert launch.workers == ("", "") and launch.nodes == ()
+
+
+@pytest.mark.parametrize("workers", ["192.168.0.1,192.168.0.2", "192.168.0.1:6172,192.168.0.2:6173"])
+def test_parameter_servers_on_several_machines(workers):
+    launch = translated("--servers=192.168.0.1:6170,192.168.0.2:6171", f"--workers={workers}")
+    assert launch.arguments[:2] == ("--servers=192.168.0.1:6170,192.168.0.2:6171", f"--workers={workers}")
+    assert launch.env == {"POD_IP": "192.168.0.2"} and launch.workers == launch.nodes == ("192.168.0.1", "192.168.0.2")
+    assert (launch.host, launch.ports, launch.meeting_port) == ("192.168.0.2", (6171,), 6169)
 
 
 def test_the_scripts_own_flags_are_its_own():

@@ -27,6 +27,7 @@ setup(
             "py.typed",
             "page.css",
             "tipc/page.css",
+            "commands/scale.css",
             "commands/timeline.css",
             "ops/*.cc",
             "ops/*.h",

@@ -9,6 +9,10 @@ from importlib import import_module
 COMMANDS = {
     "doctor": ("ppfleet.commands.doctor", "what would go wrong, before a launch; on one machine or on all of them"),
     "launch": ("ppfleet.commands.launch", "start a training script on one machine or on several, checked and guarded"),
+    "scale": (
+        "ppfleet.commands.scale",
+        "the same training on 1 to N ranks: time, metric, efficiency, and what to expect",
+    ),
     "tipc": ("ppfleet.tipc.cli", "certify train -> eval -> export -> infer from TIPC text files"),
     "why": ("ppfleet.commands.why", "what happened to a job: one sentence, then the timeline"),
 }

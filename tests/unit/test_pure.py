@@ -29,6 +29,7 @@ COMMANDS = (
     "tipc.cli",
     "watch",
     "commands.launch",
+    "commands.scale",
     "commands.why",
 )  # these start processes and ask the network, but know nothing of training
 

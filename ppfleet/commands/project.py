@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_PAYLOAD = 1448 / 1538  # of a link's rate that TCP can use: Ethernet frames of the usual size with all their headers
+
 
 @dataclass(frozen=True)
 class Network:
-    bandwidth: float  # bytes a second, of one machine in each direction
+    bandwidth: float  # bytes a second that arrive, of one machine in each direction
     latency: float  # seconds, one way
+
+    @classmethod
+    def of_link(cls, mbit: float, milliseconds: float) -> Network:
+        """By the rate that is printed on it."""
+        return cls(mbit * 125e3 * _PAYLOAD, milliseconds / 1e3)
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ def parser() -> Parser:
         "--bandwidth",
         type=number(float, 1e-3),
         metavar="MBIT/S",
-        help="of the network to project for (default: measured)",
+        help="rate of the link to project for (default: measured)",
     )
-    add("--latency", type=number(float, 0), metavar="MS", help="of the network to project for, one way")
+    add("--latency", type=number(float, 0), metavar="MS", help="of the link to project for, one way")
     add("--ips", metavar="A,B", help="all machines, the first one's first; on each the same command is started")
     add("--host", metavar="A", help="this machine's address in --ips (default: by the interfaces)")
     add("--start_port", type=number(int, 1027, 64999), metavar="P", help="the first of the trainers' ports")
@@ -131,7 +131,7 @@ def _conductor(made: Parser, o: argparse.Namespace) -> Conductor:
         o.script, tuple(arguments), int(batch), o.batch, doubled(max(1, len(launch.nodes))), ranks, o.seeds, named,
         launch.nodes, threads,
     )  # fmt: skip
-    given = Network(o.bandwidth * 125e3, (o.latency or 0.0) / 1e3) if o.bandwidth else None
+    given = Network.of_link(o.bandwidth, o.latency or 0.0) if o.bandwidth else None
     if o.latency is not None and given is None:
         made.error("--latency alone is half a network: give --bandwidth too")
     notes = [f"every rank computes with {env[_THREADS]} of {cores} cores, however many there are"] if env else []

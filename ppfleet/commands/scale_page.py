@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ppfleet.commands import table
-from ppfleet.commands.series import MODES
 from ppfleet.commands.summary import PARTS
 from ppfleet.page import chart, document, number
 from ppfleet.page import table as html_table
@@ -70,13 +69,10 @@ def _bars(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _charts(facts: dict[str, Any]) -> list[str]:
-    times, efficiencies = {}, {}
-    for mode, rows in facts["tables"].items():
-        times[MODES[mode]] = [(row["machines"] * row["ranks"], row["time"]["mean"]) for row in rows if row["time"]]
-        efficiencies[MODES[mode]] = [
-            (row["machines"] * row["ranks"], 100 * row["efficiency"]) for row in rows if row["efficiency"] is not None
-        ]
-    drawn = [chart("time, seconds", times, "ranks"), chart("efficiency, %", efficiencies, "ranks")]
+    drawn = []
+    for name, title in (("time", "time, seconds"), ("efficiency", "efficiency, %")):
+        lines = {label: [point[:2] for point in points] for label, points in table.curves(facts, name).items()}
+        drawn.append(chart(title, lines, "ranks"))
     return ["<h2>Over ranks</h2>", *drawn] if any(drawn) else []
 
 
@@ -90,7 +86,7 @@ def _projection(facts: dict[str, Any] | None) -> list[str]:
         f"against 1 × {ranks} at the same batch of {batch} a rank.</p>",
         chart(
             "projected efficiency, %",
-            {f"machines × {ranks}": [(point["machines"], 100 * point["efficiency"]) for point in facts["points"]]},
+            {f"machines × {ranks}": [(1, 100), *((p["machines"], 100 * p["efficiency"]) for p in facts["points"])]},
             "machines",
         ),
         html_table(

@@ -17,7 +17,7 @@ def text(facts: dict[str, Any]) -> str:
     lines = []
     for mode, rows in facts["tables"].items():
         lines += [f"{title(mode, rows)}", *_columns([head(facts), *(cells(row) for row in rows)]), ""]
-        lines += ["  where the time went, of a rank's mean:", *_columns([PARTS_HEAD, *map(part_cells, rows)]), ""]
+        lines += ["  where the time went, the mean over ranks:", *_columns([PARTS_HEAD, *map(part_cells, rows)]), ""]
         lines += [f"  {line}" for line in verdicts(facts, rows)] + [""]
     if facts["projection"]:
         lines += projection(facts["projection"])
@@ -106,6 +106,23 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
+def curves(facts: dict[str, Any], name: str) -> dict[str, list[tuple[int, float, float]]]:
+    """Time or efficiency over ranks with its spread, a line for each kind of batch and number of machines."""
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    for mode, rows in facts["tables"].items():
+        for row in rows:
+            if name == "time" and row["time"]:
+                value, spread = row["time"]["mean"], row["time"]["spread"] or 0.0
+            elif name == "efficiency" and (row["efficiency"] is not None or (row is rows[0] and row["time"])):
+                value, spread = 100 * (1.0 if row["efficiency"] is None else row["efficiency"]), 0.0
+            else:
+                continue
+            machines = f"{row['machines']} machine{'s' if row['machines'] > 1 else ''}"
+            line = found.setdefault(f"{MODES[mode]}, {machines}", [])
+            line.append((row["machines"] * row["ranks"], value, spread))
+    return found
+
+
 def picture(facts: dict[str, Any], path: Path) -> str:
     """Draw time and efficiency over ranks; why it could not be, where matplotlib is missing."""
     try:
@@ -116,28 +133,19 @@ def picture(facts: dict[str, Any], path: Path) -> str:
     except ImportError as missing:
         return f"no {path.name}: {missing} (pip install matplotlib; it comes with visualdl)"
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for mode, rows in facts["tables"].items():
-        timed = [row for row in rows if row["time"]]
-        ranks = [row["machines"] * row["ranks"] for row in timed]
-        spread = [row["time"]["spread"] or 0.0 for row in timed]
-        left.errorbar(ranks, [row["time"]["mean"] for row in timed], spread, marker="o", capsize=3, label=MODES[mode])
-        rated = [row for row in timed if row["efficiency"] is not None]
-        right.plot(
-            [row["machines"] * row["ranks"] for row in rated],
-            [100 * row["efficiency"] for row in rated],
-            marker="o",
-            label=MODES[mode],
-        )
+    for axes, name in ((left, "time"), (right, "efficiency")):
+        for label, points in curves(facts, name).items():
+            ranks, values, spreads = zip(*points)
+            axes.errorbar(ranks, values, spreads, marker="o", capsize=3, label=label)
     if facts["projection"]:
         points, ranks = facts["projection"]["points"], facts["projection"]["from"]["ranks"]
-        right.plot(
-            [point["machines"] * ranks for point in points],
-            [100 * point["efficiency"] for point in points],
-            linestyle="--",
-            color="gray",
-            label="projection, not measured",
-        )
+        over = [point["machines"] * ranks for point in points]
+        projected = [100 * point["efficiency"] for point in points]
+        label = f"projection against 1 × {ranks}, not measured"
+        right.plot(over, projected, linestyle="--", color="gray", label=label)
         right.set_xscale("log", base=2)
+        right.xaxis.set_major_formatter("{x:.0f}")
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.set(title="Training time", xlabel="ranks", ylabel="seconds")
     right.set(title="Efficiency", xlabel="ranks", ylabel="%")
     for axes in (left, right):

@@ -19,13 +19,14 @@ import ppfleet
 from ppfleet import metrics
 
 parser = argparse.ArgumentParser()
-for name, kind in (("rows", int), ("seed", int), ("where", str), ("nap", float), ("fail", int)):
+for name, kind in (("rows", int), ("seed", int), ("where", str), ("nap", float), ("fail", int), ("width", int)):
     parser.add_argument(f"--{name}", type=kind, default=0)
 o = parser.parse_args()
 job = ppfleet.Job(o.where, device="cpu", seed=o.seed, save_every=4, log_every=5)
 points = np.random.RandomState(1).rand(128, 3).astype("float32")
 labels = (points.sum(1) > 1.5).astype("int64")
-net = paddle.nn.Linear(3, 2)
+wide = o.width or 4
+net = paddle.nn.Sequential(paddle.nn.Linear(3, wide), paddle.nn.Linear(wide, wide), paddle.nn.Linear(wide, 2))
 net, sgd = job.prepare(net, paddle.optimizer.SGD(0.5, parameters=net.parameters()))
 train = job.loader(list(zip(points, labels)), batch_size=o.rows, shuffle=True)
 val = job.loader(list(zip(points, labels)), batch_size=32)
@@ -40,13 +41,14 @@ for epoch in job.epochs(2):
 """
 
 
-def start(place, *words, script=()):
+def start(place, *words, script=(), before=()):
+    place.mkdir(exist_ok=True)
     (place / "train.py").write_text(SCRIPT)
     flags = ["--batch-flag=--rows", "--output-flag=--where", "--output=out", *words]
     command = [sys.executable, "-m", "ppfleet", "scale", *flags, "train.py", "--", "--rows=16", *script]
     with (place / "told").open("w") as told:
-        env = surroundings({"PPFLEET_THREADS": ""})
-        return subprocess.Popen(command, cwd=place, env=env, stdout=told, stderr=subprocess.STDOUT)
+        env = surroundings({"PPFLEET_THREADS": "", **({"GLOO_SOCKET_IFNAME": ""} if before else {})})
+        return subprocess.Popen([*before, *command], cwd=place, env=env, stdout=told, stderr=subprocess.STDOUT)
 
 
 def end(process, place):
@@ -109,7 +111,7 @@ def test_a_series_that_is_stopped_leaves_nothing_running_and_goes_on(tmp_path, n
 def test_a_run_that_fails_ends_the_series_with_its_reason(tmp_path):
     code, told = end(start(tmp_path, "--ranks=2", "--seeds=0", "--batch=rank", script=["--fail=1"]), tmp_path)
     assert code == 1 and "error: 1 machine × 2 ranks, batch 16 a rank, seed 0: rank" in told, told
-    assert "raised RuntimeError: this goes wrong (train.py:23, at step 3)" in told
+    assert "raised RuntimeError: this goes wrong (train.py:24, at step 3)" in told
     assert not (tmp_path / "out/scale.json").exists()
     code, told = end(start(tmp_path, "--ranks=1", "--batch-flag=--fail", script=["--fail=1"]), tmp_path)
     assert code == 1 and "trained with batch_size=16 instead of 1" in told and "--batch-flag" in told, told

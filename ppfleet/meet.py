@@ -117,8 +117,9 @@ class Meeting:
         for number in others:
             self.links[number].send(here=what)
 
-    def exchange(self, text: str, what: str = "exchange") -> list[str]:
-        """What every node brought, on every node, in their order. `what` is for whoever waits."""
+    def exchange(self, text: str, what: str = "exchange", all_hear: bool = True) -> list[str]:
+        """What every node brought, in their order. If not all hear all, the first node does, and the others what that
+        one brought. `what` is for whoever waits."""
         self._said = time.monotonic() - _SAY_EVERY + 2
         if self.node:
             self.links[0].send(brought=text)
@@ -128,7 +129,7 @@ class Meeting:
         self._wait(lambda: [number for number in others if number not in self._brought], what)
         everything = [text, *(self._brought.pop(number) for number in others)]
         for number in others:
-            self.links[number].send(brought=json.dumps(everything))
+            self.links[number].send(brought=json.dumps(everything if all_hear else [text]))
         return everything
 
     def tell(self, doing: str) -> None:

@@ -10,6 +10,7 @@ same command: finished runs are not made again. Of several machines the first on
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -35,6 +36,9 @@ _THREADS = "PPFLEET_THREADS"
 def main(words: list[str]) -> int:
     made = parser()
     o = made.parse_args(words)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # a terminal that knows no × is shown escapes
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         conductor = _conductor(made, o)
         with stoppable():
@@ -230,7 +234,7 @@ class Conductor:
         return trial.Place(self.o.output / self.series.name(run), self.meeting.node if self.meeting else 0)
 
     def _together(self, text: str, what: str) -> list[str]:
-        return self.meeting.exchange(text, what) if self.meeting else [text]
+        return self.meeting.exchange(text, what, all_hear=False) if self.meeting else [text]
 
     def _new_meeting(self) -> Meeting:
         series = self.series

@@ -138,7 +138,14 @@ def _notes(results: Sequence[Result], metric: str) -> list[str]:
         notes.append(f"interrupted and gone on with, so its metric counts and its time does not: {names}")
     if not metric:
         notes.append("the script evaluates nothing (no eval/… in its history.jsonl): there is no metric to compare")
-    if any(result["parts"] and result["parts"]["overlapped"] for result in results):
+    parts = [result["parts"] for result in results if result["parts"]]
+    long = [each for each in parts if each["bytes"] and each["looked_at"] < each["steps"]]
+    if long:
+        notes.append(
+            f"the sums are of whole runs; communication and stragglers were told apart by the newest "
+            f"{min(each['looked_at'] for each in long)} of up to {max(each['steps'] for each in long)} steps"
+        )
+    if any(each["overlapped"] for each in parts):
         notes.append("on cards gradients are exchanged during the backward pass: communication here is both")
     return notes
 

@@ -298,6 +298,14 @@ def test_why_there_is_no_projection(series, network, told):
     assert facts["projection"] is None and told in facts["notes"][-1]
 
 
+def test_what_the_figures_cover_is_said():
+    found = results()
+    found[1]["parts"]["looked_at"] = 4
+    assert "told apart by the newest 4 of up to 10 steps" in summary(SERIES, found)["notes"][0]
+    found[2]["parts"]["overlapped"] = True
+    assert "communication here is both" in summary(SERIES, found)["notes"][1]
+
+
 def test_metrics_are_found_by_name():
     assert summary(SERIES, results(), metric="top5")["tables"][GLOBAL][0]["metric"]["mean"] == 1
     with pytest.raises(FleetError, match="--metric=f1 is in no run's history.jsonl; there is top1, top5"):

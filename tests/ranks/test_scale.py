@@ -13,7 +13,7 @@ import pytest
 from tests.tipc_files import surroundings
 
 SCRIPT = """
-import argparse, time
+import argparse, os, time
 import numpy as np, paddle
 import ppfleet
 from ppfleet import metrics
@@ -31,7 +31,7 @@ net, sgd = job.prepare(net, paddle.optimizer.SGD(0.5, parameters=net.parameters(
 train = job.loader(list(zip(points, labels)), batch_size=o.rows, shuffle=True)
 val = job.loader(list(zip(points, labels)), batch_size=32)
 job.resume()
-for epoch in job.epochs(2):
+for epoch in job.epochs(int(os.environ.get("EPOCHS", 2))):
     for x, y in job.steps(train):
         time.sleep(o.nap)
         if o.fail and job.step == 3 and job.world.size > 1:
@@ -41,19 +41,20 @@ for epoch in job.epochs(2):
 """
 
 
-def start(place, *words, script=(), before=()):
+def start(place, *words, script=(), before=(), env=None):
     place.mkdir(exist_ok=True)
     (place / "train.py").write_text(SCRIPT)
     flags = ["--batch-flag=--rows", "--output-flag=--where", "--output=out", *words]
     command = [sys.executable, "-m", "ppfleet", "scale", *flags, "train.py", "--", "--rows=16", *script]
     with (place / "told").open("w") as told:
-        env = surroundings({"PPFLEET_THREADS": "", **({"GLOO_SOCKET_IFNAME": ""} if before else {})})
+        loopback = {"GLOO_SOCKET_IFNAME": ""} if before else {}
+        env = surroundings({"PPFLEET_THREADS": "", **loopback, **(env or {})})
         return subprocess.Popen([*before, *command], cwd=place, env=env, stdout=told, stderr=subprocess.STDOUT)
 
 
 def end(process, place):
     try:
-        return process.wait(120), (place / "told").read_text()
+        return process.wait(300), (place / "told").read_text()
     finally:
         process.kill()
 
@@ -92,7 +93,7 @@ def test_a_series_and_one_that_goes_on_with_more_seeds(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_series_that_is_stopped_leaves_nothing_running_and_goes_on(tmp_path, number):
     words = ("--ranks=1", "--seeds=0", "--batch=rank")
-    series = start(tmp_path, *words, script=["--nap=0.5"])
+    series = start(tmp_path, *words, script=["--nap=0.2"], env={"EPOCHS": "500"})
     wait_for(lambda: list(tmp_path.glob("out/1x1-*/run/checkpoints/*/manifest.json")))
     below = psutil.Process(series.pid).children(recursive=True)
     series.send_signal(number)
@@ -101,7 +102,7 @@ def test_a_series_that_is_stopped_leaves_nothing_running_and_goes_on(tmp_path, n
     wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in below))
     assert number == signal.SIGKILL or "the same command goes on from here" in told
     assert not list(tmp_path.glob("out/*/result.json"))
-    code, told = end(start(tmp_path, *words, script=["--nap=0.5"]), tmp_path)
+    code, told = end(start(tmp_path, *words, script=["--nap=0.2"]), tmp_path)
     assert code == 0 and "goes on; its time will not count" in told, told
     (row,) = facts(tmp_path)["tables"]["rank"]
     assert row["time"] is None and row["metric"]["mean"] > 0.6

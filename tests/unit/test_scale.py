@@ -350,18 +350,20 @@ def place(tmp_path):
     return place
 
 
-def left(place, ranks=2, batch=8):
+def left(place, ranks=2, batch=8, resumed=True, told=()):
     (place.run / "settings.json").write_text(json.dumps({"ranks": ranks, "batch_size": batch}))
     history = History(place.run / NAME)
-    for step, top1 in ((1, 0.5), (2, float("nan")), (2, 0.75)):
-        history.add(step, {"eval/top1": top1, "eval/samples": 360, "train/loss": 2.0})
-    return trial.result(place, ["train.py"], Point(1, 2, 8), 0, 9.0, True, [])
+    for step, top1 in ((1, 0.5), (2, 0.25), (2, 0.75)):  # the last step was made twice
+        history.add(step, {"eval/top1": top1, "eval/f1": float("nan"), "eval/samples": 360, "train/loss": 2.0})
+    return trial.result(place, ["train.py"], Point(1, 2, 8), 0, 9.0, resumed, list(told))
 
 
-def test_a_result_is_read_back_as_it_was(place):
+def test_a_result_is_read_back_as_it_was(place, tmp_path, monkeypatch):
     assert trial.finished(place) is None
-    found = left(place)
-    assert found["metrics"] == {"top1": 0.75} and found["samples"] == 360 and found["parts"] is None
+    told = [spent.told([recorded(tmp_path, 0, Clock(monkeypatch), [1, 3])])]
+    assert left(place, told=told)["parts"] is None  # it was interrupted
+    found = left(place, resumed=False, told=told)
+    assert found["metrics"] == {"top1": 0.75, "f1": None} and found["samples"] == 360 and found["parts"]["span"] == 24
     trial.write(place, found)
     assert trial.finished(place) == found
     place.result.write_text("{")

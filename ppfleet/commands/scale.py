@@ -63,7 +63,7 @@ def parser() -> Parser:
     add("--seeds", type=numbers(0), default="0,1,2", metavar="0,1,2", help="each of which trains everywhere")
     add("--batch", type=modes, default="global,rank", metavar="global,rank",
         help="what stays equal: the global batch, the batch of a rank, or first one and then the other")  # fmt: skip
-    add("--metric", default="", metavar="NAME", help="of the script's evaluation (default: its first)")
+    add("--metric", metavar="NAME", help="of the script's evaluation (default: its first)")
     add("--tolerance", type=number(float, 0, 100), default=1.0, metavar="PERCENT",
         help="difference of the metric that does not matter")  # fmt: skip
     add("--output", type=Path, default=Path("output/scale"), metavar="DIR", help="the runs, scale.json, .html and .png")
@@ -135,10 +135,14 @@ def _conductor(made: Parser, o: argparse.Namespace) -> Conductor:
         o.script, tuple(arguments), int(batch), o.batch, doubled(max(1, len(launch.nodes))), ranks, o.seeds, named,
         launch.nodes, threads,
     )  # fmt: skip
+    try:
+        series.runs()
+    except FleetError as failure:
+        made.error(str(failure))
     given = Network.of_link(o.bandwidth, o.latency or 0.0) if o.bandwidth else None
     if o.latency is not None and given is None:
         made.error("--latency alone is half a network: give --bandwidth too")
-    notes = [f"every rank computes with {env[_THREADS]} of {cores} cores, however many there are"] if env else []
+    notes = [f"every rank computes with {env[_THREADS]} of {cores} cores, on however many ranks"] if env else []
     return Conductor(o, series, launch, given, on_cards, env, notes)
 
 
@@ -185,7 +189,7 @@ class Conductor:
                 done = self._make(run, place, resumed)
             results.append(done)
         self._together(json.dumps({"end": True}), "the next run")
-        metric, tolerance = self.o.metric, self.o.tolerance / 100
+        metric, tolerance = self.o.metric or "", self.o.tolerance / 100
         facts = summary(self.series, results, metric, tolerance, measured, self.given)
         facts["notes"] = [*self.notes, *facts["notes"]]
         self._write(facts)

@@ -79,6 +79,7 @@ def test_doubled():
         (["--ranks=0", "train.py"], "'0' is no whole number from 1 up"),
         (["--batch=world", "train.py"], "'world' is no list of global, rank"),
         (["--latency=1", "train.py", "--", "--batch-size=4"], "give --bandwidth too"),
+        (["--ranks=1,3", "train.py", "--", "--batch-size=4"], "a global batch of 4 cannot be shared by 3 ranks"),
         (["--ips=a,,b", "train.py", "--", "--batch-size=4"], "'' is no address or host name"),
     ],
 )

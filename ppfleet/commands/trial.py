@@ -55,7 +55,10 @@ class Place:
 
 def execute(words: Sequence[str], place: Place, env: dict[str, str]) -> float:
     """`ppfleet launch` with those words, to its end: its seconds. A FleetError says why it failed."""
-    place.path.mkdir(parents=True, exist_ok=True)
+    try:
+        place.path.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise FleetError(files.disk_message(failure, place.path)) from None
     launch = [sys.executable, "-m", "ppfleet", "launch", f"--log_dir={place.logs}", *words]
     watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *launch]
     began, clock = time.time(), time.monotonic()
@@ -163,7 +166,7 @@ def finished(place: Place) -> dict[str, Any] | None:
     """The result of a run that an earlier start of the series has finished."""
     try:
         found = json.loads(place.result.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as failure:
         raise FleetError(f"cannot read {place.result} ({failure}): remove it, and the run is made again") from None

@@ -92,6 +92,13 @@ def test_what_makes_no_series_is_refused_in_one_line(tmp_path, monkeypatch, caps
     assert end.value.code == 2 and told in error and error.count("\n") == 1
 
 
+def test_a_directory_that_cannot_be_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert scale.main(["--ranks=1", "--output=train.py/x", "train.py", "--", "--batch-size=4"]) == 1
+    assert "batch 4 a rank, seed 0: cannot write train.py" in capsys.readouterr().err
+
+
 # Where the time went
 
 

@@ -18,6 +18,7 @@ from ppfleet.errors import FleetError
 
 PARTS = ("compute", "communication", "stragglers", "data", "evaluation", "saving", "other")
 _MOST = 64  # machines in a projection
+_UNSTEADY = 0.2  # spread of a point's times, as a share of their mean
 
 Result = Mapping[str, Any]
 
@@ -47,7 +48,7 @@ def summary(
         "tables": tables,
         "network": vars(measured) if measured else None,
         "runs": list(results),
-        "notes": _notes(results, metric),
+        "notes": [*_unsteady(tables), *_notes(results, metric)],
     }
     found["projection"], note = _projection(tables.get(RANK), measured, given)
     found["notes"] += [note] if note else []
@@ -128,6 +129,17 @@ def _mean_parts(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     last = found[-1]
     whole = {name: last[name] for name in ("steps", "looked_at", "bytes", "overlapped")}
     return {**means, **whole}
+
+
+def _unsteady(tables: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
+    times = [row["time"] for rows in tables.values() for row in rows if row["time"]]
+    worst = max(((each["spread"] or 0.0) / each["mean"] for each in times if each["mean"]), default=0.0)
+    if worst <= _UNSTEADY:
+        return []
+    return [
+        f"times of the same point are up to {worst:.0%} apart: something else kept the machines busy, and speed-up, "
+        f"efficiency and projection are as uncertain"
+    ]
 
 
 def _notes(results: Sequence[Result], metric: str) -> list[str]:

@@ -274,7 +274,7 @@ def test_the_time_of_a_resumed_run_does_not_count_and_its_metric_does():
     row = facts["tables"][GLOBAL][1]
     assert row["time"]["count"] == 1 and row["speed_up"] == pytest.approx(13 / 8) and row["runs"] == 2
     assert row["metric"]["mean"] == pytest.approx((0.5 + 0.91) / 2)
-    assert facts["notes"][0].endswith("its time does not: 1 machine × 2 ranks, seed 0")
+    assert facts["notes"][1].endswith("its time does not: 1 machine × 2 ranks, seed 0")
     found[8] = made(Point(1, 2, 8), 1, 1.0, 0.5, resumed=True)
     row = summary(SERIES, found)["tables"][GLOBAL][1]
     assert row["time"] is row["speed_up"] is row["parts"] is None and table.cells(row)[3] == table.NONE
@@ -306,8 +306,14 @@ def test_why_there_is_no_projection(series, network, told):
     assert facts["projection"] is None and told in facts["notes"][-1]
 
 
+def test_times_that_cannot_be_relied_on_are_called_so():
+    assert summary(SERIES, results())["notes"][0].startswith("times of the same point are up to 35% apart")
+    steady = replace(SERIES, seeds=(0,))
+    assert not [note for note in summary(steady, results(steady))["notes"] if "apart" in note]
+
+
 def test_what_the_figures_cover_is_said():
-    found = results()
+    found = results()[:7]
     found[1]["parts"]["looked_at"] = 4
     assert "told apart by the newest 4 of up to 10 steps" in summary(SERIES, found)["notes"][0]
     found[2]["parts"]["overlapped"] = True

@@ -10,6 +10,7 @@ COMMANDS = {
     "doctor": ("ppfleet.commands.doctor", "what would go wrong, before a launch; on one machine or on all of them"),
     "launch": ("ppfleet.commands.launch", "start a training script on one machine or on several, checked and guarded"),
     "report": ("ppfleet.commands.report", "a run on one page: curves, faults, mistakes, checkpoints, settings"),
+    "scale": ("ppfleet.commands.scale", "the same training on 1 to N ranks: time, metric, efficiency, a projection"),
     "tipc": ("ppfleet.tipc.cli", "certify train -> eval -> export -> infer from TIPC text files"),
     "why": ("ppfleet.commands.why", "what happened to a job: one sentence, then the timeline"),
 }

@@ -3,8 +3,9 @@
     <run>/flight/<start>-rank3.ring        one for each rank and start; <log dir>/rank3.ring is a link to the newest
 
 A ring is one file, mapped into memory: writing an entry is a copy of some bytes, and what was written is there after
-SIGKILL. It holds who the rank is (`facts`), a pulse that the watch renews every second, the rank's last words, and the
-newest entries: each an operation with its number, shape, source line, and when it was entered and left.
+SIGKILL. It holds who the rank is (`facts`), a pulse that the watch renews every second, where its time went since it
+asked for its first batch (`spent`), the rank's last words, and the newest entries: each an operation with its number,
+shape, source line, and when it was entered and left.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ KINDS = ("mark", "collective", "meeting", "work", "data", "step", "save", "expor
 _FACTS, _PULSE, _WORDS, _SLOTS = 0, 8192, 12288, 28672  # where each part begins
 _LENGTH = struct.Struct("<I")
 _BEAT = struct.Struct("<ddQQQ")  # time, CPU seconds, memory in use, memory available, kills for want of memory
+_SPENT = _PULSE + 64
+_SUMS = struct.Struct("<Q6d")  # the fields of Spent
 _SLOT = struct.Struct("<QddIIBB48s64s88s")  # number, entered, left, step, operation, kind, waits; what, where, detail
 _LEFT = struct.Struct("<d")
 _LEFT_AT = 16
@@ -71,6 +74,19 @@ class Pulse:
 
 
 @dataclass
+class Spent:
+    """Seconds since a rank asked for its first batch, added up by what it was in; what is left of `span` is its own."""
+
+    steps: int = 0  # batches that it trained on
+    span: float = 0.0  # from the first batch asked for to the end of whatever ended last
+    data: float = 0.0  # waiting for the next batch
+    step: float = 0.0  # in steps, of which
+    waited: float = 0.0  # … in operations that all ranks do together
+    evaluate: float = 0.0
+    save: float = 0.0
+
+
+@dataclass
 class Record:
     """What `read` found in a ring."""
 
@@ -79,6 +95,7 @@ class Record:
     pulse: Pulse
     words: dict[str, Any]  # empty: the rank ended without a word, or goes on
     entries: list[Entry] = field(default_factory=list)  # the oldest first
+    spent: Spent = field(default_factory=Spent)
 
 
 class Flight:
@@ -90,6 +107,8 @@ class Flight:
         self.operations = 0
         self.progress = time.monotonic()  # when the last entry was entered or left
         self.open: list[Entry] = []  # what this rank is in, the innermost last
+        self.spent = Spent()
+        self._began = 0.0  # when the first batch was asked for, by a clock that nobody sets
         self.recent: deque[tuple[int, str, str]] = deque(maxlen=8)  # number, what and detail of operations
         self._numbers = itertools.count(1)  # also for the watch's thread
         self._places: dict[tuple[Any, int], bytes] = {}
@@ -145,13 +164,40 @@ class Flight:
 
     def leave(self, entry: Entry) -> None:
         """It is over; so is whatever began inside of it."""
-        now = time.time()
+        now, self.progress = time.time(), time.monotonic()
         while self.open:
             last = self.open.pop()
             _LEFT.pack_into(self._map, self._at(last) + _LEFT_AT, now)
+            self._spend(last)
             if last is entry:
                 break
-        self.progress = time.monotonic()
+
+    def _spend(self, entry: Entry) -> None:
+        """Add up where the time goes: what is in nothing else, and of a step its waits for other ranks."""
+        spent, seconds = self.spent, self.progress - entry.began
+        if not self._began and entry.kind == "data" and not self.open:
+            self._began = entry.began
+        if not self._began:
+            return
+        if self.open:
+            if not entry.waits or len(self.open) > 1 or self.open[0].kind != "step":
+                return
+            spent.waited += seconds
+        elif entry.kind == "step":
+            spent.step += seconds
+            spent.steps += 1
+        elif entry.kind == "data":
+            spent.data += seconds
+        elif entry.kind == "evaluate":
+            spent.evaluate += seconds
+        elif entry.kind == "save":
+            spent.save += seconds
+        else:
+            return
+        spent.span = self.progress - self._began
+        _SUMS.pack_into(
+            self._map, _SPENT, spent.steps, spent.span, spent.data, spent.step, spent.waited, spent.evaluate, spent.save
+        )
 
     def unwind(self, depth: int) -> None:
         """Leave everything that was entered since there were `depth` open entries."""
@@ -252,7 +298,10 @@ def read(path: Path) -> Record:
             entries.append(Entry(number, entered, left, step, operation, KINDS[kind], bool(waits), what, where, detail))
     entries.sort(key=lambda entry: entry.number)
     pulse = Pulse(*_BEAT.unpack_from(data, _PULSE))
-    return Record(path, facts, pulse if _is_time(pulse.time) and math.isfinite(pulse.cpu) else Pulse(), words, entries)
+    pulse = pulse if _is_time(pulse.time) and math.isfinite(pulse.cpu) else Pulse()
+    spent = Spent(*_SUMS.unpack_from(data, _SPENT))
+    sound = all(math.isfinite(value) and value >= 0 for value in vars(spent).values())
+    return Record(path, facts, pulse, words, entries, spent if sound else Spent())
 
 
 def _is_time(value: Any) -> bool:

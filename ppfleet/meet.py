@@ -117,17 +117,19 @@ class Meeting:
         for number in others:
             self.links[number].send(here=what)
 
-    def exchange(self, text: str) -> list[str]:
-        """What every node brought, on every node, in their order."""
+    def exchange(self, text: str, what: str = "exchange", all_hear: bool = True) -> list[str]:
+        """What every node brought, in their order. If not all hear all, the first node does, and the others what that
+        one brought. `what` is for whoever waits."""
+        self._said = time.monotonic() - _SAY_EVERY + 2
         if self.node:
             self.links[0].send(brought=text)
-            self._wait(lambda: [] if 0 in self._brought else [0], "exchange")
-            return [str(each) for each in json.loads(self._brought[0])]
+            self._wait(lambda: [] if 0 in self._brought else [0], what)
+            return [str(each) for each in json.loads(self._brought.pop(0))]
         others = range(1, len(self.nodes))
-        self._wait(lambda: [number for number in others if number not in self._brought], "exchange")
-        everything = [text, *(self._brought[number] for number in others)]
+        self._wait(lambda: [number for number in others if number not in self._brought], what)
+        everything = [text, *(self._brought.pop(number) for number in others)]
         for number in others:
-            self.links[number].send(brought=json.dumps(everything))
+            self.links[number].send(brought=json.dumps(everything if all_hear else [text]))
         return everything
 
     def tell(self, doing: str) -> None:
@@ -181,7 +183,7 @@ class Meeting:
 
     def _collect(self, prepare: Callable[[str], None]) -> str:
         began = time.monotonic()
-        with self._listen() as listener, selectors.DefaultSelector() as ready:
+        with listen(self.nodes[0], self.port) as listener, selectors.DefaultSelector() as ready:
             ready.register(listener, selectors.EVENT_READ)
             strangers: list[Link] = []
             try:
@@ -239,21 +241,6 @@ class Meeting:
             name = self.nodes[number]
             raise CommError(f"{name} has another {self.same} than {self.nodes[0]}")
 
-    def _listen(self) -> socket.socket:
-        host = next(iter(hosts.resolve(self.nodes[0])), self.nodes[0])
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, self.port))
-        except OSError as failure:
-            listener.close()
-            raise CommError(
-                f"cannot listen at {self.nodes[0]} port {self.port} for the other nodes ({failure.strerror}); "
-                f"on all nodes, export FLAGS_START_PORT=17000 takes other ports"
-            ) from None
-        listener.listen()
-        return listener
-
     # The start, on the others
 
     def _join(self) -> str:
@@ -282,3 +269,20 @@ class Meeting:
                         link.close()
                         raise CommError(str(message["error"]))
                 self._waiting(f"{self.nodes[0]} is there; waiting for the others")
+
+
+def listen(node: str, port: int) -> socket.socket:
+    """At this host's listed address."""
+    host = next(iter(hosts.resolve(node)), node)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as failure:
+        listener.close()
+        raise CommError(
+            f"cannot listen at {node} port {port} for the other nodes ({failure.strerror}); "
+            f"on all nodes, export FLAGS_START_PORT=17000 takes other ports"
+        ) from None
+    listener.listen()
+    return listener

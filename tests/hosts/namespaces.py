@@ -64,5 +64,19 @@ def cut(before: list[list[str]]) -> Iterator[None]:
         _ip("-n", name, "link", "set", name, "up")
 
 
+@contextlib.contextmanager
+def capped(before: list[list[str]], mbit: float) -> Iterator[None]:
+    """The link between the two hosts carries so much in each direction."""
+    limit = ["root", "tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms"]
+    for words in before:
+        command = [*words[:4], "tc", "qdisc", "add", "dev", words[3], *limit]
+        subprocess.run(command, check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        for words in before:
+            subprocess.run([*words[:4], "tc", "qdisc", "del", "dev", words[3], "root"], check=True, capture_output=True)
+
+
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)

@@ -31,6 +31,7 @@ COMMANDS = (
     "tipc.cli",
     "watch",
     "commands.launch",
+    "commands.scale",
     "commands.why",
     "commands.report",
 )  # these start processes and ask the network, but know nothing of training

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import ppfleet
-from ppfleet.commands import flags, network, scale_page, table, trial
+from ppfleet.commands import flags
 from ppfleet.commands.launch import this_machine
-from ppfleet.commands.project import Network
-from ppfleet.commands.series import MODES, Flags, Point, Run, Series, doubled, take_out
-from ppfleet.commands.summary import summary
+from ppfleet.commands.scaling import network, page, table, trial
+from ppfleet.commands.scaling.project import Network
+from ppfleet.commands.scaling.series import MODES, Flags, Point, Run, Series, doubled, take_out
+from ppfleet.commands.scaling.summary import summary
 from ppfleet.errors import FleetError
 from ppfleet.files import json_bytes, replace_file, write
 from ppfleet.meet import Meeting
@@ -256,8 +257,8 @@ class Conductor:
         output = self.o.output
         output.mkdir(parents=True, exist_ok=True)
         replace_file(output / "scale.json", lambda path: write(path, json_bytes(facts)))
-        page = scale_page.html(facts).encode(errors="backslashreplace")
-        replace_file(output / "scale.html", lambda path: write(path, page))
+        shown = page.html(facts).encode(errors="backslashreplace")
+        replace_file(output / "scale.html", lambda path: write(path, shown))
         missing = table.picture(facts, output / "scale.png")
         say(f"{output}/scale.json, scale.html" + ("" if missing else ", scale.png"))
         if missing:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ppfleet.commands import parity, project, scale, scale_page, spent, table, trial
-from ppfleet.commands.project import Network, Step
-from ppfleet.commands.series import GLOBAL, RANK, Point, Run, Series, doubled, take_out
-from ppfleet.commands.summary import summary
+from ppfleet.commands import scale
+from ppfleet.commands.scaling import page, parity, project, spent, table, trial
+from ppfleet.commands.scaling.project import Network, Step
+from ppfleet.commands.scaling.series import GLOBAL, RANK, Point, Run, Series, doubled, take_out
+from ppfleet.commands.scaling.summary import summary
 from ppfleet.errors import FleetError
 from ppfleet.flight import Flight, read
 from ppfleet.history import NAME, History
@@ -327,7 +328,7 @@ def test_metrics_are_found_by_name():
     none = [{**each, "metrics": {}} for each in results()]
     facts = summary(SERIES, none)
     assert "evaluates nothing" in " ".join(facts["notes"]) and facts["tables"][GLOBAL][1]["parity"] is None
-    assert "–" in table.text(facts) and "<h1>" in scale_page.html(facts)
+    assert "–" in table.text(facts) and "<h1>" in page.html(facts)
 
 
 def test_text_and_page_show_all_of_it(tmp_path):
@@ -340,11 +341,11 @@ def test_text_and_page_show_all_of_it(tmp_path):
         "0.9050 ± 0.0071",
     ]
     parts += ["1.86", "93%", "stragglers", "1 × 1", "cannot tell", "rojection", "MB in a ring"]
-    for shown in (table.text(facts), scale_page.html(facts)):
+    for shown in (table.text(facts), page.html(facts)):
         assert not [part for part in parts if part not in shown]
-    assert "not measured" in table.text(facts) and "<b>Not measured.</b>" in scale_page.html(facts)
-    assert not re.search(r"https?://|<script|@import|url\(", scale_page.html(facts))
-    assert 'role="img" aria-label="compute ' in scale_page.html(facts)
+    assert "not measured" in table.text(facts) and "<b>Not measured.</b>" in page.html(facts)
+    assert not re.search(r"https?://|<script|@import|url\(", page.html(facts))
+    assert 'role="img" aria-label="compute ' in page.html(facts)
     pytest.importorskip("matplotlib")
     assert table.picture(facts, tmp_path / "a.png") == "" and (tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
 

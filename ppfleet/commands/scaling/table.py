@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ppfleet.commands.attempt import span
-from ppfleet.commands.series import MODES
-from ppfleet.commands.summary import PARTS
+from ppfleet.commands.scaling.series import MODES
+from ppfleet.commands.scaling.summary import PARTS
 
 NONE = "–"
 

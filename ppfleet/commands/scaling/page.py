@@ -7,12 +7,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ppfleet.commands import table
-from ppfleet.commands.summary import PARTS
+from ppfleet.commands.scaling import table
+from ppfleet.commands.scaling.summary import PARTS
 from ppfleet.page import chart, document, number
 from ppfleet.page import table as html_table
 
-_STYLE = Path(__file__).with_name("scale.css")
+_STYLE = Path(__file__).with_name("page.css")
 
 
 def html(facts: dict[str, Any]) -> str:

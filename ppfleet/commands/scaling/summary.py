@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ppfleet.commands import parity, project
-from ppfleet.commands.project import Network
-from ppfleet.commands.series import RANK, Point, Series, doubled
-from ppfleet.commands.spent import Parts
+from ppfleet.commands.scaling import parity, project
+from ppfleet.commands.scaling.project import Network
+from ppfleet.commands.scaling.series import RANK, Point, Series, doubled
+from ppfleet.commands.scaling.spent import Parts
 from ppfleet.errors import FleetError
 
 PARTS = ("compute", "communication", "stragglers", "data", "evaluation", "saving", "other")

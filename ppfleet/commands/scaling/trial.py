@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ppfleet import files, guard, history
-from ppfleet.commands import cause, rings, spent
-from ppfleet.commands.series import Point
+from ppfleet.commands import cause, rings
+from ppfleet.commands.scaling import spent
+from ppfleet.commands.scaling.series import Point
 from ppfleet.errors import PREEMPTED, FleetError
 
 _GRACE = 50.0  # seconds: launch gives its trainers 40

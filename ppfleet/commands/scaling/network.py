@@ -7,7 +7,7 @@ import statistics
 import time
 from contextlib import suppress
 
-from ppfleet.commands.project import Network
+from ppfleet.commands.scaling.project import Network
 from ppfleet.errors import CommError
 from ppfleet.meet import Meeting, listen
 

@@ -26,8 +26,6 @@ LIMIT = 900  # seconds a command, on a machine that has other things to do as we
 SENTINEL = "that was all of it:"
 counted: collections.Counter[str] = collections.Counter()
 
-pytestmark = pytest.mark.slow
-
 
 class Shell:
     """A bash that reads one command after the other, as from a person."""
@@ -121,6 +119,7 @@ def shown(line: str) -> "re.Pattern[str]":
     return re.compile(r"\s+".join(words).replace("…", ".*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_the_page_runs(page):
     steps = pages.steps(page)
@@ -138,6 +137,9 @@ def test_every_command_of_the_page_runs(page):
             elif not step.not_run:
                 said[step.block] += do(step, here if "each" in step.special else here[:1])
                 compare(step, said[step.block])
+                counted["run"] += 1
+                counted["run on two hosts"] += "each" in step.special
+                counted["lines of output compared"] += len(step.printed)
 
 
 def do(step, there) -> str:
@@ -148,8 +150,6 @@ def do(step, there) -> str:
     answers = [shell.answer(step.where) for shell in there]
     for code, said in answers:
         assert code == step.code, f"{step.where}: exit code {code}, not {step.code}: {step.text}\n{said[-5000:]}"
-    counted["run"] += 1
-    counted["run on two hosts"] += len(there) > 1
     print(f"{step.where}: {time.monotonic() - began:.1f} s: {step.text}", flush=True)
     return "".join(said for _, said in answers)
 
@@ -157,7 +157,43 @@ def do(step, there) -> str:
 def compare(step, said: str) -> None:
     for line in filter(str.strip, step.printed):
         assert shown(line).search(said), f"{step.where}: the page shows {line!r}, which nobody printed\n{said[-5000:]}"
-        counted["lines of output compared"] += 1
+
+
+@pytest.fixture
+def shell(tmp_path):
+    (tmp_path / "here").mkdir()
+    made = Shell([], tmp_path / "here")
+    yield made
+    made.end()
+
+
+def typed(text, printed=(), **special):
+    return pages.Command(ROOT / "README.md", 7, 7, text, special, list(printed))
+
+
+def test_commands_share_their_shell(shell):
+    for text in ("export A=3", "cd /", "sleep 60 &", "kill -9 $!"):
+        do(typed(text), [shell])
+    assert "3 at /\n" in do(typed("echo $A at $PWD"), [shell])
+    do(typed("wait $!", code="137"), [shell])
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (typed("false"), "README.md:7: exit code 1, not 0: false"),
+        (typed("true", code="75"), "README.md:7: exit code 0, not 75"),
+        (typed("echo 12 of 30", ["13 of …"]), ""),
+        (typed("echo 12 of 30", ["12 off"]), "README.md:7: the page shows '12 off', which nobody printed"),
+        (typed("sleep 60"), "README.md:7: not over after 1 s"),
+        (typed("exit 3"), "README.md:7: the shell itself ended"),
+    ],
+    ids=lambda value: value.text if isinstance(value, pages.Command) else "",
+)
+def test_a_page_that_is_wrong_is_told(shell, command, complaint, monkeypatch):
+    monkeypatch.setitem(globals(), "LIMIT", 1 if "sleep" in command.text else 60)
+    with pytest.raises(AssertionError, match=re.escape(complaint)) if complaint else contextlib.nullcontext():
+        compare(command, do(command, [shell]))
 
 
 @pytest.fixture(scope="module", autouse=True)

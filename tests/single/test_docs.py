@@ -133,7 +133,8 @@ def test_every_command_of_the_page_runs(page):
     with shells(2 if two else 1) if run else contextlib.nullcontext() as here:
         for step in steps:
             if isinstance(step, pages.File):
-                (here[0].directory / step.name).write_text(step.text, encoding="utf-8")
+                for shell in here:
+                    (shell.directory / step.name).write_text(step.text, encoding="utf-8")
             elif not step.not_run:
                 said[step.block] += do(step, here if "each" in step.special else here[:1])
                 compare(step, said[step.block])

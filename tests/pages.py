@@ -137,13 +137,13 @@ def _commands(page: Path, first: int, body: list[str]) -> list[Command]:
         elif line.startswith("#"):
             above = _special(page, number, line)
         else:
-            words += line
+            words += line.strip()
             if words.endswith("\\"):
                 words = words[:-1]
                 continue
-            text, _, comment = words.partition("  #")
-            special = {**above, **_special(page, number, comment)}
-            found.append(Command(page, number, first, " ".join(text.split()), special))
+            text, *comment = re.split(r"\s+# ", words, maxsplit=1)
+            special = {**above, **_special(page, number, "".join(comment))}
+            found.append(Command(page, number, first, text, special))
             words = ""
     return found
 

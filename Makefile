@@ -52,7 +52,7 @@ test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of i
 docs: $(VENV)    ## write docs/api.md, the reference, from the docstrings
 	$(PY) docs/api.py
 
-docs-test: $(VENV) ## run every command of the README and of docs/ in a fresh copy, and compare what they print
+docs-test: $(VENV) ## run every command of the README and of docs/ in a fresh copy, and compare what they print (18 minutes on 2 busy cores)
 	$(PY) -m pytest -s tests/unit/test_pages.py tests/single/test_docs.py
 
 chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with plain Paddle (root; more than an hour)

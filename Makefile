@@ -21,7 +21,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS)
 
-.PHONY: help demo board tipc test test-all test-paddle26 chaos bench lint format debian-packages clean
+.PHONY: help demo board tipc test test-all test-paddle26 docs docs-test chaos bench lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -56,6 +56,12 @@ test-all: $(VENV) ## everything, the slow tests too
 
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
 	$(PY26) $(PYTEST) -m "not slow"
+
+docs: $(VENV)    ## write docs/api.md, the reference, from the docstrings
+	$(PY) docs/api.py
+
+docs-test: $(VENV) ## run every command of the README and of docs/ in a fresh copy, and compare what they print (18 minutes on 2 busy cores)
+	$(PY) -m pytest -s tests/unit/test_pages.py tests/single/test_docs.py
 
 chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with plain Paddle (root; more than an hour)
 	$(PY) -m tests.faults.chaos kills --count 200

@@ -113,6 +113,7 @@ def top5(output: Any, label: Any) -> Any:
 
 
 def topk(output: Any, label: Any, k: int) -> Any:
+    """1 where the label is among the k highest scores."""
     import paddle
 
     best = paddle.topk(output, min(k, int(output.shape[-1])), axis=-1)[1]

@@ -1,0 +1,87 @@
+"""The pages agree with each other: the same commands in both languages, links that lead somewhere, tests that exist."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import pages
+from tests.harness import ROOT
+
+EVERY = sorted(
+    [page for pair in pages.PAGES.items() for page in pair]
+    + [ROOT / "docs/api.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=name)
+def test_the_same_commands_in_both_languages(page):
+    english, chinese = (
+        [step.essence if isinstance(step, pages.Command) else step for step in pages.steps(one)]
+        for one in (page, pages.PAGES[page])
+    )
+    assert chinese == english
+
+
+@pytest.mark.parametrize("page", EVERY, ids=name)
+def test_links_lead_somewhere(page):
+    for link in pages.links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name(page)}: {link}"
+        assert not anchor or target.suffix != ".md" or anchor in pages.headings(target), f"{name(page)}: {link}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "README_cn.md"], ids=name)
+def test_each_promise_names_tests_that_are_there(page):
+    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| **")]
+    assert len(rows) > 10
+    for row in rows:
+        tests = re.findall(r"`([\w/.]+)`", row.split(" | ")[-1])
+        assert tests and all((ROOT / "tests" / test).exists() for test in tests), row
+
+
+def test_make_targets_that_pages_name_exist():
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = [one for page in pages.PAGES for one in pages.commands(page) if one.not_run == "a make target"]
+    assert named
+    for one in named:
+        assert one.text.split()[1] in targets, one.where
+
+
+def test_the_reference_is_what_the_docstrings_say():
+    done = subprocess.run([sys.executable, "docs/api.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def blocks(tmp_path, text):
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return pages.steps(page)
+
+
+def test_what_a_block_says(tmp_path):
+    first, second, third, file = blocks(
+        tmp_path,
+        "```bash\n# on each machine\npython a.py \\\n  --flag   # exit code 75\n\n"
+        "b   # needs cards: four\nc <file>\n```\n\n"
+        "```text\nshown\n```\n\n```python\n# own.py\nprint(1)\n```\n",
+    )
+    assert (first.text, first.line, first.special) == ("python a.py --flag", 4, {"each": "yes", "code": "75"})
+    assert (second.not_run, third.not_run, third.special) == ("needs cards", "a placeholder", {})
+    assert third.printed == ["shown"] and file == pages.File("own.py", "# own.py\nprint(1)\n")
+
+
+def test_words_between_commands_and_text_part_them(tmp_path):
+    assert blocks(tmp_path, "```bash\na\n```\n\nMeanwhile:\n\n```text\nb\n```\n")[0].printed == []
+
+
+@pytest.mark.parametrize("text", ["```bash\na   # needs a miracle\n```\n", "```sh\na\n```\n", "```bash\na\n"])
+def test_what_nobody_knows_is_refused(tmp_path, text):
+    with pytest.raises(pages.PageError):
+        blocks(tmp_path, text)

@@ -34,12 +34,13 @@ NEEDS = {
     "a cluster": "集群",
     "a network": "网络",
     "a run": "一次运行",
+    "PaddlePaddle 2.6": "PaddlePaddle 2.6",
 }
 LANGUAGES = ("", "bash", "python", "text")
 _SPECIAL = {
     "each": re.compile(r"on (?:each|both) machines?|(?:每台|两台)机器上"),
     "code": re.compile(r"(?:exit code|退出码) (\d+)"),
-    "need": re.compile(r"needs ([a-z ]+)|需要(\w+)"),
+    "need": re.compile(r"needs (PaddlePaddle 2\.6|[a-z ]+)|需要 ?(PaddlePaddle 2\.6|\w+)"),
 }
 
 

@@ -22,12 +22,15 @@ from types import ModuleType
 from typing import Any
 
 _MODES = {"sync": 0, "async": 1, "geo": 3}  # paddle.distributed.ps.utils.public.DistributedMode
-_INSTEAD = "take async mode (a_sync=True) with Executor.train_from_dataset"
+_INSTEAD = (
+    "take GEO mode (a_sync=True, k_steps) with sparse embeddings, as examples/parameter_server.py does, or async mode "
+    "(a_sync=True) with Executor.train_from_dataset"
+)
 _SYNC = f"parameter servers in sync mode (a_sync=False) crash in this PaddlePaddle: {_INSTEAD}"
 _ASYNC = f"parameter servers in async mode learn nothing through Executor.run in this PaddlePaddle: {_INSTEAD}"
 _GEO = (
-    "parameter servers in GEO mode exchange nothing but embeddings (sparse=True) in this PaddlePaddle, and this model "
-    f"has none, so that each worker would train alone: {_INSTEAD}"
+    "parameter servers in GEO mode exchange nothing in this PaddlePaddle unless the model has a sparse embedding, and "
+    f"this one has none, so that each worker would train alone: {_INSTEAD}"
 )
 
 

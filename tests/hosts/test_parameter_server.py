@@ -4,16 +4,18 @@ import contextlib
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
-from tests.harness import ROOT, free_ports, run
+from tests.harness import ROOT, free_ports
 from tests.hosts import namespaces
 from tests.hosts.test_launch import LOOPBACK, Host, needs_hosts, wait_for
+from tests.tipc_files import surroundings
 
 pytestmark = pytest.mark.skipif(
     version("paddlepaddle").startswith("3."), reason="PaddlePaddle 3's wheel for CPU has no parameter server"
@@ -38,11 +40,13 @@ def start(place, name, flags, before=(), script=EXAMPLE):
     return STARTED[-1]
 
 
-def variant(place, old, new):
+def variant(place, changes):
     """The example, changed."""
     text = Path(EXAMPLE).read_text(encoding="utf-8")
-    assert old in text
-    (place / "variant.py").write_text(text.replace(old, new), encoding="utf-8")
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (place / "variant.py").write_text(text, encoding="utf-8")
     shutil.copy(ROOT / "examples/mnist.py", place)
     return place / "variant.py"
 
@@ -67,33 +71,25 @@ def left(place):
     return found
 
 
-def last_losses(place):
-    """The mean loss of each worker's last epoch."""
-    texts = [path.read_text(errors="replace") for path in sorted(place.glob("log_*/workerlog.*"))]
-    return [float(re.findall(r"epoch 79: the loss is ([\d.]+)", text)[0]) for text in texts]
-
-
-def alone():
-    """The same training in one process."""
-    import runpy
-    import sys
-
-    sys.argv, sys.path[0] = ["mnist_static.py"], str(ROOT / "examples")
-    losses = runpy.run_path(str(ROOT / "examples/mnist_static.py"))["losses"]
-    return float(np.mean(losses[-len(losses) // 8 :]))
+def level(text):
+    """The loss of all training images at the end, as the example prints it."""
+    return float(re.findall(r"the loss of all 1437 images is ([\d.]+)", text)[0])
 
 
 @pytest.fixture(scope="module")
-def collective(tmp_path_factory):
-    (loss,) = run(alone, 1, tmp_path_factory.mktemp("collective"))
-    return loss
+def collective():
+    """The same samples with the same global batches in one process: what summed gradients come to on any number."""
+    command = [sys.executable, EXAMPLE]
+    done = subprocess.run(command, env=surroundings(), capture_output=True, text=True, timeout=150, check=True)
+    return level(done.stdout)
 
 
 def check(place, ends, collective):
+    """Without any exchange the loss would be 38 % above that of collective training."""
     assert [code for code, _ in ends] == [0] * len(ends), "".join(output[-3000:] for _, output in ends)
     assert not left(place)
-    assert len(losses := last_losses(place)) == 2
-    assert min(losses) < 1.5 * collective, (losses, collective)  # whoever ended last has the server's last weights
+    losses = [level(path.read_text(errors="replace")) for path in place.glob("log_*/workerlog.*")]
+    assert losses == pytest.approx([collective] * 2, rel=0.1)
 
 
 def test_one_host(tmp_path, collective):
@@ -106,7 +102,7 @@ def listed(hosts, places):
     return [f"--servers={hosts[0]}:{free_ports(2)[-1]}", f"--workers={','.join(hosts[place] for place in places)}"]
 
 
-@pytest.mark.parametrize("places", [(0, 1), (1, 1)])
+@pytest.mark.parametrize("places", [(1, 1), pytest.param((0, 1), marks=pytest.mark.slow)])
 def test_two_hosts_without_root(tmp_path, collective, places):
     """Also a host with nothing but the server, which ends when the workers on the other one have."""
     flags = listed(LOOPBACK, places)
@@ -122,24 +118,24 @@ def test_two_hosts(tmp_path, collective):
         check(tmp_path, [host.end() for host in hosts], collective)
 
 
-BY_RUN = "executor.run(program, {'images': pictures[:9], 'labels': digits[:9, None]}, [loss])"
-GEO = 'strategy.a_sync = True; strategy.a_sync_configs = {"k_steps": 10}'
+GEO = 'strategy.a_sync, strategy.a_sync_configs = True, {"k_steps": 4}'
+BARRIER = "fleet.fleet._runtime_handle._worker.barrier(0)"  # of GEO mode only: elsewhere it crashes
+DENSE = {"sparse=True": "sparse=False"}
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("changes", "said"),
     [
-        ("strategy.a_sync = True", "strategy.a_sync = False", "sync mode (a_sync=False) crash in this PaddlePaddle"),
-        ("executor.train_from_dataset(program, data)", BY_RUN, "async mode learn nothing through Executor.run"),
-        ("strategy.a_sync = True", GEO, "GEO mode exchange nothing but embeddings"),
+        ({GEO: "strategy.a_sync = False"}, "sync mode (a_sync=False) crash in this PaddlePaddle"),
+        ({GEO: "strategy.a_sync = True", BARRIER: "pass", **DENSE}, "async mode learn nothing through Executor.run"),
+        (DENSE, "GEO mode exchange nothing in this PaddlePaddle unless"),
     ],
     ids=["sync", "async", "geo"],
 )
-def test_modes_that_paddle_cannot_run(tmp_path, old, new, said):
+def test_modes_that_paddle_cannot_run(tmp_path, changes, said):
     """Paddle's own launcher returns 0 after workers that crashed, learned nothing, or each on its own."""
-    script = variant(tmp_path, old, new)
-    code, output = start(tmp_path, "a", LOCAL, script=script).end()
-    assert code == 1 and said in output and "take async mode" in output, output[-3000:]
+    code, output = start(tmp_path, "a", LOCAL, script=variant(tmp_path, changes)).end()
+    assert code == 1 and said in output and "take GEO mode" in output, output[-3000:]
     assert not left(tmp_path)
 
 
@@ -152,10 +148,10 @@ def training(hosts):
 
 @pytest.fixture
 def endless(tmp_path):
-    return variant(tmp_path, "range(chosen.epochs)", "range(10**6)")
+    return variant(tmp_path, {"range(chosen.epochs)": "range(10**6)"})
 
 
-@pytest.mark.parametrize("victim", ["worker 1", "server"])
+@pytest.mark.parametrize("victim", ["server", pytest.param("worker 1", marks=pytest.mark.slow)])
 def test_a_death_ends_the_job(tmp_path, endless, victim):
     """Paddle's own launcher goes on with the other worker, or waits for ever."""
     host = start(tmp_path, "a", LOCAL, script=endless)

@@ -8,7 +8,7 @@ from tests.faults import chaos
 from tests.hosts import namespaces
 
 # What `make test` has time for; `make test-all` takes the others, too, `make chaos` all of them at random.
-QUICK = {("kill", 2), ("cut", 2)}
+QUICK = {("cut", 2)}
 
 
 @pytest.fixture(scope="module")

@@ -171,7 +171,9 @@ def test_a_death_ends_the_job_on_both_hosts(tmp_path, endless):
     assert not left(tmp_path)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_nothing_is_left_behind(tmp_path, endless, number, code):
     host = start(tmp_path, "a", LOCAL, script=endless)
     assert len(training([host])) == 3

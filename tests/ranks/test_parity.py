@@ -82,7 +82,7 @@ def worst(one, other):
     return max(float(np.abs(one[name] - other[name]).max() / (np.abs(other[name]).max() + 1e-12)) for name in names)
 
 
-@pytest.mark.parametrize("kind", ["conv", "clipped", "mobilenet"])
+@pytest.mark.parametrize("kind", ["conv", "clipped", pytest.param("mobilenet", marks=pytest.mark.slow)])
 def test_gradients_agree_with_one_process(tmp_path, kind):
     run(gradients, 1, tmp_path / "out", kind, 1, str(tmp_path / "1x1"))
     figures = {}

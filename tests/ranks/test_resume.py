@@ -60,7 +60,11 @@ OPTIONS = {"epochs": 3, "length": 320, "save_every": 1}
 
 @pytest.mark.parametrize(
     ("ranks", "kills", "workers", "save_every"),
-    [(2, 10, 2, 1), (1, 10, 1, 3), pytest.param(2, 10, None, 2, marks=pytest.mark.slow)],
+    [
+        (2, 10, 2, 1),
+        pytest.param(1, 10, 1, 3, marks=pytest.mark.slow),
+        pytest.param(2, 10, None, 2, marks=pytest.mark.slow),
+    ],
     ids=["2 ranks", "alone", "another number of workers each time"],
 )
 def test_killed_at_random_steps_ends_with_the_same_bits(tmp_path, ranks, kills, workers, save_every):

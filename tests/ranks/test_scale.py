@@ -90,7 +90,7 @@ def test_a_series_and_one_that_goes_on_with_more_seeds(tmp_path):
     assert row["runs"] == row["time"]["count"] == 2 and row["time"]["spread"] > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_series_that_is_stopped_leaves_nothing_running_and_goes_on(tmp_path, number):
     words = ("--ranks=1", "--seeds=0", "--batch=rank")
     series = start(tmp_path, *words, script=["--nap=0.2"], env={"EPOCHS": "500"})

@@ -21,7 +21,7 @@ from ppfleet.errors import FleetError
 
 SOURCES = ("kernels_avx2.cc", "kernels_portable.cc", "operators.cc")
 _HERE = Path(__file__).parent
-_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi"]
+_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi", "-fno-tree-loop-distribute-patterns"]
 
 
 @functools.lru_cache(None)

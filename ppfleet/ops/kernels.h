@@ -20,13 +20,31 @@ struct BatchNorm {  // one float a channel
   float *a, *b, *mean, *sharp;  // what the gradient needs: y = act(x a + b), the mean, and 1 / deviation
 };
 
+struct Moments {  // of a plane: its mean, and the sum of squares around it
+  double mean, squares;
+};
+
+struct Line {
+  float slope, offset;
+};
+
 struct Kernels {
-  void (*depthwise)(const Shape&, const float* x, const float* w, float* y);
-  void (*depthwise_grad)(const Shape&, const float* x, const float* w, const float* dy, float* dx, float* dw);
+  // z = the convolution of x and, where there is a `norm`, y = act(batch norm of z); its gradient.
+  void (*depthwise)(const Shape&, const float* x, const float* w, float* z, const BatchNorm* norm, float* y);
+  void (*depthwise_grad)(const Shape&, const float* x, const float* w, const BatchNorm* norm, const float* z,
+                         const float* dy, float* dx, float* dw, float* dscale, float* dbias);
   // y = act(batch norm of x)
   void (*batch_norm)(const Shape&, const BatchNorm&, const float* x, float* y);
   void (*batch_norm_grad)(const Shape&, const BatchNorm&, const float* x, const float* dy, float* dx, float* dscale,
                           float* dbias);
+  // The same in parts, by one thread: a plane's moments; from those of the planes of channel c, `step` apart, to what
+  // is in BatchNorm; a plane of y. For the gradient, the sums over a channel; a plane of dx.
+  Moments (*moments)(int size, const float* x);
+  void (*settle)(const BatchNorm&, int c, int planes, int size, const Moments* of, int step);
+  void (*norm_plane)(const BatchNorm&, int c, int size, const float* x, float* y);
+  Line (*norm_sums)(const BatchNorm&, int c, int planes, int size, int64_t step, const float* x, const float* dy,
+                    float* dscale, float* dbias);
+  void (*norm_plane_grad)(const BatchNorm&, int c, Line, int size, const float* x, const float* dy, float* dx);
   void (*plane_means)(int64_t planes, int size, const float* x, float* mean);
   // y = x * scale, one scale a plane
   void (*scale)(int64_t planes, int size, const float* x, const float* scale, float* y);

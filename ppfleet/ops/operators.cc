@@ -21,8 +21,9 @@ using Tensors = std::vector<Tensor>;
 
 const Kernels& kernels() {
 #if defined(__x86_64__)
-  static const bool modern = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return modern && std::getenv("PPFLEET_PORTABLE") == nullptr ? kAvx2 : kPortable;
+  static const bool modern = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                             std::getenv("PPFLEET_PORTABLE") == nullptr;
+  return modern ? kAvx2 : kPortable;
 #else
   return kPortable;
 #endif
@@ -56,14 +57,15 @@ Shape convolved(const Tensor& x, const Tensor& w, int stride, int padding) {
 Tensors depthwise(const Tensor& x, const Tensor& w, int stride, int padding) {
   const Shape s = convolved(x, w, stride, padding);
   Tensor y = floats({s.batch, s.channels, s.out_height, s.out_width});
-  kernels().depthwise(s, x.data<float>(), w.data<float>(), y.data<float>());
+  kernels().depthwise(s, x.data<float>(), w.data<float>(), y.data<float>(), nullptr, nullptr);
   return {y};
 }
 
 Tensors depthwise_grad(const Tensor& x, const Tensor& w, const Tensor& dy, int stride, int padding) {
   const Shape s = convolved(x, w, stride, padding);
   Tensor dx = floats(x.shape()), dw = floats(w.shape());
-  kernels().depthwise_grad(s, x.data<float>(), w.data<float>(), dy.data<float>(), dx.data<float>(), dw.data<float>());
+  kernels().depthwise_grad(s, x.data<float>(), w.data<float>(), nullptr, nullptr, dy.data<float>(), dx.data<float>(),
+                           dw.data<float>(), nullptr, nullptr);
   return {dx, dw};
 }
 
@@ -145,65 +147,6 @@ Tensors pointwise_grad(const Tensor& x, const Tensor& w, const Tensor& dy) {
   return {dx, dw};
 }
 
-// Dense convolution of few channels, such as a network's first: the images are the user's and need no gradient
-
-int rows_at_once(const Shape& s) {
-  const int rows = 49152 / (s.channels * s.kernel * s.kernel * s.out_width);  // what a second-level cache holds
-  return rows < 1 ? 1 : rows < s.out_height ? rows : s.out_height;
-}
-
-// f(image, first row, pixels, lines) for all images, some rows of the output at a time.
-template <typename F>
-void each_block(const Shape& s, const float* x, F f) {
-  const int block = rows_at_once(s), taps = s.channels * s.kernel * s.kernel;
-  const int64_t size = int64_t{s.height} * s.width * s.channels;
-#pragma omp parallel
-  {
-    std::vector<float> padded(kernels().padded_floats(s) * s.channels), lines(int64_t{taps} * block * s.out_width);
-#pragma omp for schedule(static)
-    for (int n = 0; n < s.batch; ++n) {
-      kernels().pad(s, x + n * size, padded.data());
-      for (int row = 0; row < s.out_height; row += block) {
-        const int rows = row + block <= s.out_height ? block : s.out_height - row;
-        kernels().columns(s, padded.data(), row, rows, lines.data());
-        f(n, row, rows * s.out_width, lines.data());
-      }
-    }
-  }
-}
-
-Tensors stem(const Tensor& x, const Tensor& w, int stride, int padding) {
-  const Shape s = convolved(x, w, stride, padding);
-  const int out = static_cast<int>(w.shape()[0]), taps = s.channels * s.kernel * s.kernel;
-  const int made = s.out_height * s.out_width;
-  Tensor y = floats({s.batch, out, s.out_height, s.out_width});
-  const float* weights = w.data<float>();
-  float* to = y.data<float>();
-  each_block(s, x.data<float>(), [=](int n, int row, int pixels, const float* lines) {
-    product(false, false, out, pixels, taps, weights, taps, lines, pixels, 0,
-            to + int64_t{n} * made * out + int64_t{row} * s.out_width, made);
-  });
-  return {y};
-}
-
-Tensors stem_grad(const Tensor& x, const Tensor& w, const Tensor& dy, int stride, int padding) {
-  const Shape s = convolved(x, w, stride, padding);
-  const int out = static_cast<int>(w.shape()[0]), taps = s.channels * s.kernel * s.kernel;
-  const int made = s.out_height * s.out_width;
-  Tensor dw = floats(w.shape());
-  std::vector<float> each(int64_t{s.batch} * out * taps);  // a gradient for each image, so that threads share none
-  const float* gradient = dy.data<float>();
-  each_block(s, x.data<float>(), [&](int n, int row, int pixels, const float* lines) {
-    product(false, true, out, taps, pixels, gradient + int64_t{n} * made * out + int64_t{row} * s.out_width, made,
-            lines, pixels, row > 0, each.data() + int64_t{n} * out * taps, taps);
-  });
-  float* sum = dw.data<float>();
-  std::memcpy(sum, each.data(), sizeof(float) * out * taps);
-  for (int n = 1; n < s.batch; ++n)
-    for (int i = 0; i < out * taps; ++i) sum[i] += each[int64_t{n} * out * taps + i];
-  return {dw};
-}
-
 // BatchNorm with the activation after it, whose input is computed again for the gradient instead of kept
 
 BatchNorm parts(Tensor* kept, int channels, int act, bool batch_statistics) {
@@ -247,52 +190,245 @@ Tensors batch_norm_grad(const Tensor& x, const Tensor& kept, const Tensor& dy, i
   return {dx, dscale, dbias};
 }
 
-// A convolution and the BatchNorm after it
+// A convolution and the BatchNorm after it, which takes what it can while an image or a plane is in the cache
+
+// Over the images that a convolution makes: the moments of each when it is there, and all the rest when all are.
+class NormAfter {
+ public:
+  NormAfter(const BatchNorm& norm, int batch, int channels, int size, const float* z)
+      : p(norm), batch(batch), channels(channels), size(size), z(z), moments(int64_t{batch} * channels) {}
+
+  void made(int n) {
+    if (!p.batch_statistics) return;
+    for (int64_t at = int64_t{n} * channels; at < int64_t{n + 1} * channels; ++at)
+      moments[at] = kernels().moments(size, z + at * size);
+  }
+
+  void finish(float* y) const {
+    for (int c = 0; c < channels; ++c) kernels().settle(p, c, batch, size, &moments[c], channels);
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < batch; ++i)
+      for (int c = 0; c < channels; ++c) {
+        const int64_t at = (int64_t{batch - 1 - i} * channels + c) * size;  // the last ones are nearest
+        kernels().norm_plane(p, c, size, z + at, y + at);
+      }
+  }
+
+ private:
+  const BatchNorm& p;
+  int batch, channels, size;
+  const float* z;
+  std::vector<Moments> moments;
+};
+
+// For the gradient, by channel.
+std::vector<Line> lines_of(const BatchNorm& p, int batch, int channels, int size, const float* z, const float* dy,
+                           float* dscale, float* dbias) {
+  std::vector<Line> lines(channels);
+#pragma omp parallel for schedule(static)
+  for (int c = 0; c < channels; ++c)
+    lines[c] = kernels().norm_sums(p, c, batch, size, int64_t{channels} * size, z + int64_t{c} * size,
+                                   dy + int64_t{c} * size, dscale, dbias);
+  return lines;
+}
+
+// sum = that of `parts` arrays, always in the same order
+void add_up(const float* each, int parts, int64_t count, float* sum) {
+  std::memcpy(sum, each, sizeof(float) * count);
+  for (int part = 1; part < parts; ++part)
+    for (int64_t i = 0; i < count; ++i) sum[i] += each[part * count + i];
+}
+
+constexpr int kParts = 16;  // gradients of weights are added up in so many parts: the same bits on any number of cores
 
 bool is_depthwise(const Tensor& w) { return w.shape()[2] > 1; }
+
+void pointwise_norm(const Shape& s, int out, const BatchNorm& p, const float* x, const float* w, float* z, float* y) {
+  const int size = s.height * s.width;
+  NormAfter norm(p, s.batch, out, size, z);
+#pragma omp parallel for schedule(static)
+  for (int n = 0; n < s.batch; ++n) {
+    product(false, false, out, size, s.channels, w, s.channels, x + int64_t{n} * s.channels * size, size, 0,
+            z + int64_t{n} * out * size, size);
+    norm.made(n);
+  }
+  norm.finish(y);
+}
+
+void pointwise_norm_grad(const Shape& s, int out, const BatchNorm& p, const float* x, const float* w, const float* z,
+                         const float* dy, float* dx, float* dw, float* dscale, float* dbias) {
+  const int in = s.channels, size = s.height * s.width, parts = s.batch < kParts ? s.batch : kParts;
+  const std::vector<Line> lines = lines_of(p, s.batch, out, size, z, dy, dscale, dbias);
+  const Floats each = scratch(int64_t{parts} * out * in);
+#pragma omp parallel
+  {
+    const Floats before = scratch(int64_t{out} * size);  // an image's gradient before the BatchNorm
+#pragma omp for schedule(static)
+    for (int part = 0; part < parts; ++part) {
+      const int first = s.batch * part / parts, end = s.batch * (part + 1) / parts;
+      for (int n = first; n < end; ++n) {
+        for (int c = 0; c < out; ++c) {
+          const int64_t at = (int64_t{n} * out + c) * size;
+          kernels().norm_plane_grad(p, c, lines[c], size, z + at, dy + at, before.get() + int64_t{c} * size);
+        }
+        product(true, false, in, size, out, w, in, before.get(), size, 0, dx + int64_t{n} * in * size, size);
+        product(false, true, out, in, size, before.get(), size, x + int64_t{n} * in * size, size, n > first,
+                each.get() + int64_t{part} * out * in, in);
+      }
+    }
+  }
+  add_up(each.get(), parts, int64_t{out} * in, dw);
+}
 
 Tensors convolution_norm(const Tensor& x, const Tensor& w, const Tensor& scale, const Tensor& bias, const Tensor& mean,
                          const Tensor& variance, int stride, int padding, float momentum, float epsilon, int act,
                          bool batch_statistics) {
-  const Shape s = shape_of(x);
+  const Shape s = convolved(x, w, stride, padding);
   const int size = s.height * s.width, out = static_cast<int>(w.shape()[0]), all = s.batch * size;
+  Tensor y = floats({s.batch, out, s.out_height, s.out_width}), kept = floats({4, out});
+  const BatchNorm p = parts(&kept, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
   if (is_depthwise(w) || size >= kSmall) {
-    const Tensor z = is_depthwise(w) ? depthwise(x, w, stride, padding)[0] : pointwise(x, w)[0];
-    const Tensors made = batch_norm(z, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
-    return {made[0], z, made[1]};
+    Tensor z = floats(y.shape());
+    if (is_depthwise(w))
+      kernels().depthwise(s, x.data<float>(), w.data<float>(), z.data<float>(), &p, y.data<float>());
+    else
+      pointwise_norm(s, out, p, x.data<float>(), w.data<float>(), z.data<float>(), y.data<float>());
+    return {y, z, kept};
   }
   // Small images: both in rows.
-  Tensor y = floats({s.batch, out, s.height, s.width}), z = floats({out, all}), kept = floats({4, out});
+  Tensor z = floats({out, all});
   const Floats rows = scratch(x.numel()), made = scratch(y.numel());
   kernels().gather(x.data<float>(), s.batch, s.channels, size, rows.get());
   mix_rows(w.data<float>(), false, rows.get(), s.channels, out, all, z.data<float>());
-  kernels().batch_norm({1, out, 1, all},
-                       parts(&kept, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics),
-                       z.data<float>(), made.get());
+  kernels().batch_norm({1, out, 1, all}, p, z.data<float>(), made.get());
   kernels().scatter(made.get(), s.batch, out, size, y.data<float>());
   return {y, z, kept};
 }
 
 Tensors convolution_norm_grad(const Tensor& x, const Tensor& w, const Tensor& z, const Tensor& kept, const Tensor& dy,
                               int stride, int padding, int act, bool batch_statistics) {
-  if (z.shape().size() == 4) {
-    const Tensors norm = batch_norm_grad(z, kept, dy, act, batch_statistics);
-    const Tensors made =
-        is_depthwise(w) ? depthwise_grad(x, w, norm[0], stride, padding) : pointwise_grad(x, w, norm[0]);
-    return {made[0], made[1], norm[1], norm[2]};
-  }
-  const Shape s = shape_of(x);
+  const Shape s = convolved(x, w, stride, padding);
   const int size = s.height * s.width, out = static_cast<int>(w.shape()[0]), all = s.batch * size;
   Tensor dx = floats(x.shape()), dw = floats(w.shape()), dscale = floats({out}), dbias = floats({out}), same = kept;
+  const BatchNorm p = parts(&same, out, act, batch_statistics);
+  if (is_depthwise(w)) {
+    kernels().depthwise_grad(s, x.data<float>(), w.data<float>(), &p, z.data<float>(), dy.data<float>(),
+                             dx.data<float>(), dw.data<float>(), dscale.data<float>(), dbias.data<float>());
+    return {dx, dw, dscale, dbias};
+  }
+  if (size >= kSmall) {
+    pointwise_norm_grad(s, out, p, x.data<float>(), w.data<float>(), z.data<float>(), dy.data<float>(),
+                        dx.data<float>(), dw.data<float>(), dscale.data<float>(), dbias.data<float>());
+    return {dx, dw, dscale, dbias};
+  }
   const Floats rows = scratch(x.numel()), gradients = scratch(dy.numel());
   kernels().gather(dy.data<float>(), s.batch, out, size, gradients.get());
-  kernels().batch_norm_grad({1, out, 1, all}, parts(&same, out, act, batch_statistics), z.data<float>(),
-                            gradients.get(), gradients.get(), dscale.data<float>(), dbias.data<float>());
+  kernels().batch_norm_grad({1, out, 1, all}, p, z.data<float>(), gradients.get(), gradients.get(),
+                            dscale.data<float>(), dbias.data<float>());
   kernels().gather(x.data<float>(), s.batch, s.channels, size, rows.get());
   mix_grad(gradients.get(), rows.get(), 1, s.channels, out, all, dw.data<float>());
   mix_rows(w.data<float>(), true, gradients.get(), out, s.channels, all, rows.get());
   kernels().scatter(rows.get(), s.batch, s.channels, size, dx.data<float>());
   return {dx, dw, dscale, dbias};
+}
+
+// Dense convolution of few channels, such as a network's first, and the BatchNorm after it if there is one. The images
+// are the user's and need no gradient.
+
+int rows_at_once(const Shape& s) {
+  const int rows = 49152 / (s.channels * s.kernel * s.kernel * s.out_width);  // what a second-level cache holds
+  return rows < 1 ? 1 : rows < s.out_height ? rows : s.out_height;
+}
+
+// f(image, first row, pixels, lines, room) for all images, some rows of the output at a time; there is `room` for
+// `planes` planes of so many pixels.
+template <typename F>
+void each_block(const Shape& s, const float* x, int planes, F f) {
+  const int block = rows_at_once(s), taps = s.channels * s.kernel * s.kernel;
+  const int64_t size = int64_t{s.height} * s.width * s.channels;
+#pragma omp parallel
+  {
+    std::vector<float> padded(kernels().padded_floats(s) * s.channels), lines(int64_t{taps} * block * s.out_width);
+    const Floats room = scratch(int64_t{planes} * block * s.out_width);
+#pragma omp for schedule(static)
+    for (int n = 0; n < s.batch; ++n) {
+      kernels().pad(s, x + n * size, padded.data());
+      for (int row = 0; row < s.out_height; row += block) {
+        const int rows = row + block <= s.out_height ? block : s.out_height - row;
+        kernels().columns(s, padded.data(), row, rows, lines.data());
+        f(n, row, rows * s.out_width, lines.data(), room.get());
+      }
+    }
+  }
+}
+
+void stem_of(const Shape& s, int out, const float* x, const float* w, float* z, const BatchNorm* p, float* y) {
+  const int taps = s.channels * s.kernel * s.kernel, made = s.out_height * s.out_width;
+  std::unique_ptr<NormAfter> norm;
+  if (p != nullptr) norm.reset(new NormAfter(*p, s.batch, out, made, z));
+  each_block(s, x, 0, [&](int n, int row, int pixels, const float* lines, float*) {
+    const int first = row * s.out_width;
+    product(false, false, out, pixels, taps, w, taps, lines, pixels, 0, z + int64_t{n} * made * out + first, made);
+    if (norm && first + pixels == made) norm->made(n);
+  });
+  if (norm) norm->finish(y);
+}
+
+void stem_grad_of(const Shape& s, int out, const float* x, const BatchNorm* p, const float* z, const float* dy,
+                  float* dw, float* dscale, float* dbias) {
+  const int taps = s.channels * s.kernel * s.kernel, made = s.out_height * s.out_width;
+  std::vector<Line> of;
+  if (p != nullptr) of = lines_of(*p, s.batch, out, made, z, dy, dscale, dbias);
+  const Floats each = scratch(int64_t{s.batch} * out * taps);  // a gradient for each image, so that threads share none
+  each_block(s, x, p == nullptr ? 0 : out, [&](int n, int row, int pixels, const float* lines, float* room) {
+    const int64_t first = int64_t{n} * made * out + row * s.out_width;
+    if (p != nullptr)
+      for (int c = 0; c < out; ++c) {
+        const int64_t at = first + int64_t{c} * made;
+        kernels().norm_plane_grad(*p, c, of[c], pixels, z + at, dy + at, room + int64_t{c} * pixels);
+      }
+    product(false, true, out, taps, pixels, p == nullptr ? dy + first : room, p == nullptr ? made : pixels, lines,
+            pixels, row > 0, each.get() + int64_t{n} * out * taps, taps);
+  });
+  add_up(each.get(), s.batch, int64_t{out} * taps, dw);
+}
+
+Tensors stem(const Tensor& x, const Tensor& w, int stride, int padding) {
+  const Shape s = convolved(x, w, stride, padding);
+  const int out = static_cast<int>(w.shape()[0]);
+  Tensor y = floats({s.batch, out, s.out_height, s.out_width});
+  stem_of(s, out, x.data<float>(), w.data<float>(), y.data<float>(), nullptr, nullptr);
+  return {y};
+}
+
+Tensors stem_grad(const Tensor& x, const Tensor& w, const Tensor& dy, int stride, int padding) {
+  const Shape s = convolved(x, w, stride, padding);
+  Tensor dw = floats(w.shape());
+  stem_grad_of(s, static_cast<int>(w.shape()[0]), x.data<float>(), nullptr, nullptr, dy.data<float>(),
+               dw.data<float>(), nullptr, nullptr);
+  return {dw};
+}
+
+Tensors stem_norm(const Tensor& x, const Tensor& w, const Tensor& scale, const Tensor& bias, const Tensor& mean,
+                  const Tensor& variance, int stride, int padding, float momentum, float epsilon, int act,
+                  bool batch_statistics) {
+  const Shape s = convolved(x, w, stride, padding);
+  const int out = static_cast<int>(w.shape()[0]);
+  Tensor y = floats({s.batch, out, s.out_height, s.out_width}), z = floats(y.shape()), kept = floats({4, out});
+  const BatchNorm p = parts(&kept, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
+  stem_of(s, out, x.data<float>(), w.data<float>(), z.data<float>(), &p, y.data<float>());
+  return {y, z, kept};
+}
+
+Tensors stem_norm_grad(const Tensor& x, const Tensor& w, const Tensor& z, const Tensor& kept, const Tensor& dy,
+                       int stride, int padding, int act, bool batch_statistics) {
+  const Shape s = convolved(x, w, stride, padding);
+  const int out = static_cast<int>(w.shape()[0]);
+  Tensor dw = floats(w.shape()), dscale = floats({out}), dbias = floats({out}), same = kept;
+  const BatchNorm p = parts(&same, out, act, batch_statistics);
+  stem_grad_of(s, out, x.data<float>(), &p, z.data<float>(), dy.data<float>(), dw.data<float>(),
+               dscale.data<float>(), dbias.data<float>());
+  return {dw, dscale, dbias};
 }
 
 // Squeeze-excite: x times hardsigmoid(w2 relu(w1 means(x) + b1) + b2), a factor for each plane
@@ -440,6 +576,17 @@ PD_BUILD_GRAD_OP(ppfleet_convolution_norm)
     .Outputs({Grad("X"), Grad("W"), Grad("Scale"), Grad("Bias")})
     .Attrs({"stride: int", "padding: int", "act: int", "batch_statistics: bool"})
     .SetKernelFn(PD_KERNEL(ppfleet::convolution_norm_grad));
+
+PD_BUILD_OP(ppfleet_stem_norm)
+    .Inputs({"X", "W", "Scale", "Bias", "Mean", "Variance"})
+    .Outputs({"Y", "Z", "Kept"})
+    .Attrs({"stride: int", "padding: int", "momentum: float", "epsilon: float", "act: int", "batch_statistics: bool"})
+    .SetKernelFn(PD_KERNEL(ppfleet::stem_norm));
+PD_BUILD_GRAD_OP(ppfleet_stem_norm)
+    .Inputs({"X", "W", "Z", "Kept", Grad("Y")})
+    .Outputs({Grad("W"), Grad("Scale"), Grad("Bias")})
+    .Attrs({"stride: int", "padding: int", "act: int", "batch_statistics: bool"})
+    .SetKernelFn(PD_KERNEL(ppfleet::stem_norm_grad));
 
 PD_BUILD_OP(ppfleet_squeeze_excite)
     .Inputs({"X", "W1", "B1", "W2", "B2"})

@@ -180,26 +180,28 @@ def _normalised(norm: Any, act: Any, x: Any, convolution: Any = None) -> Any:
     how = norm._momentum, norm._epsilon, _ACTS.get(type(act), 0), norm.training and not norm._use_global_stats
     if convolution is None:
         return run("batch_norm", x, *statistics, *how)
-    return run("convolution_norm", x, convolution.weight, *statistics, *convolution._plain, *how)
+    name = "stem_norm" if _fast_forward(convolution) is _stem else "convolution_norm"
+    return run(name, x, convolution.weight, *statistics, *convolution._plain, *how)
 
 
 def _sequence(self: Any, x: Any) -> Any:
     """One layer after the other, but convolution, BatchNorm and activation together where that can be done."""
     layers = list(self._sub_layers.values())
     while layers:
-        convolution = layers[0] if _fast_forward(layers[0]) in (_depthwise, _pointwise) else None
+        together = (_depthwise, _pointwise, _stem) if x.stop_gradient else (_depthwise, _pointwise)
+        convolution = layers[0] if _fast_forward(layers[0]) in together else None
         place = 0 if convolution is None else 1
         norm = layers[place] if place < len(layers) and _fast_forward(layers[place]) is _batch_norm else None
         if norm is None or not usable(x) or (convolution is not None and convolution.bias is not None):
             x = layers.pop(0)(x)
             continue
         act = layers[place + 1] if place + 1 < len(layers) and type(layers[place + 1]) in _ACTS else None
-        together = [layer for layer in (convolution, norm, act) if layer is not None]
-        if any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in together):
+        joined = [layer for layer in (convolution, norm, act) if layer is not None]
+        if any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in joined):
             x = layers.pop(0)(x)  # what hooks see between them must be there
             continue
         x = _normalised(norm, act, x, convolution)
-        del layers[: len(together)]
+        del layers[: len(joined)]
     return x
 
 

@@ -8,7 +8,7 @@ from tests.harness import run
 
 # Sizes of MobileNetV3-small's maps at 224 and at 64 pixels, and odd ones.
 MAPS = [(2, 16, 112, 112), (2, 9, 28, 28), (3, 8, 14, 14), (2, 8, 7, 7), (3, 9, 4, 4), (3, 9, 2, 2), (2, 3, 1, 1)]
-ODD = [(1, 2, 3, 5), (2, 3, 33, 17), (1, 1, 9, 8), (2, 5, 16, 31)]
+ODD = [(1, 2, 3, 5), (2, 3, 33, 17), (1, 1, 9, 8), (2, 5, 16, 31), (21, 3, 9, 8)]
 
 
 def _gradients(function, *inputs):
@@ -101,29 +101,35 @@ def compared(maps, threads=1):
                         x, scale, bias,
                     ) + [value.numpy() for value in theirs],
                 )  # fmt: skip
-        for shape, stride, border in (((channels, 1, 3, 3), 2, 1), ((6, channels, 1, 1), 1, 0)):
+        together = [((channels, 1, k, k), s, p) for k, s, p in ((3, 1, 1), (3, 2, 1), (5, 1, 2), (5, 2, 2))]
+        if channels > 1:  # of a single input BatchNorm undoes the scale: the gradient is nothing but rounding
+            together.append(((6, channels, 1, 1), 1, 0))
+        if channels in (2, 3):
+            together.append(((5, channels, 3, 3), 2, 1))
+        for number, (shape, stride, border) in enumerate(together):
+            made = [(side + 2 * border - shape[2]) // stride + 1 for side in (height, width)]
+            if batch * made[0] * made[1] < 8:
+                continue
+            act, training = number % 3, (number + batch) % 4 > 0
+            name = "stem_norm" if shape[2] > 1 < shape[1] else "convolution_norm"
             w, scale, bias = draw(*shape), draw(shape[0], around=1), draw(shape[0])
             ours, theirs = ([paddle.zeros([shape[0]]), paddle.ones([shape[0]])] for _ in range(2))
-            if (height + stride - 1) // stride * batch * width < 16 * stride:
-                continue
-            check(
-                "convolution_norm",
-                _gradients(
-                    lambda x, w, s, b, t=stride, p=border, r=ours: op(
-                        "convolution_norm", x, w, s, b, *r, t, p, 0.9, 1e-3, 2, True
-                    ),
-                    x, w, scale, bias,
-                ) + [value.numpy() for value in ours],
-                _gradients(
-                    lambda x, w, s, b, t=stride, p=border, r=theirs: F.hardswish(
-                        F.batch_norm(
-                            F.conv2d(x, w, None, t, p, 1, len(w) if w.shape[1] == 1 < w.shape[2] else 1),
-                            *r, s, b, training=True, momentum=0.9, epsilon=1e-3,
-                        )
-                    ),
-                    x, w, scale, bias,
-                ) + [value.numpy() for value in theirs],
-            )  # fmt: skip
+
+            def both(x, w, s, b, t=stride, p=border, r=ours, n=name, a=act, training=training):
+                return op(n, x, w, s, b, *r, t, p, 0.9, 1e-3, a, training)
+
+            def apart(x, w, s, b, t=stride, p=border, r=theirs, a=act, training=training):
+                z = F.conv2d(x, w, None, t, p, 1, len(w) if w.shape[1] == 1 < w.shape[2] else 1)
+                z = F.batch_norm(z, *r, s, b, training=training, momentum=0.9, epsilon=1e-3)
+                return (lambda z: z, F.relu, F.hardswish)[a](z)
+
+            images = [] if name == "stem_norm" else [x]  # for which the stem has no gradient
+            pair = [
+                _gradients(lambda *given, f=f, x=x: f(*([] if len(given) == 4 else [paddle.to_tensor(x)]), *given),
+                           *images, w, scale, bias) + [value.numpy() for value in seen]
+                for f, seen in ((both, ours), (apart, theirs))
+            ]  # fmt: skip
+            check(name, *pair)
         for stride, border, size in ((2, 1, 3), (1, 1, 3), (2, 2, 5 if channels < 3 else 3)):
             if channels <= 3 and min(height, width) >= size:
                 images = paddle.to_tensor(x)
@@ -141,8 +147,42 @@ def test_numbers_are_stock_paddles(tmp_path, how):
     env = {"PPFLEET_PORTABLE": "1"} if how == "portable" else {}
     (worst,) = run(compared, 1, tmp_path, MAPS + ODD, 2 if how == "2 threads" else 1, env=env)
     print(how, worst)
-    assert set(worst) == {"depthwise", "pointwise", "mean", "squeeze_excite", "batch_norm", "convolution_norm", "stem"}
+    names = {"depthwise", "pointwise", "mean", "squeeze_excite", "batch_norm", "convolution_norm", "stem", "stem_norm"}
+    assert set(worst) == names
     assert max(worst.values()) < 2e-5, worst
+
+
+def steps_on(threads):
+    """Weights after some steps, as a hash."""
+    import hashlib
+
+    import numpy as np
+    import paddle
+    from paddle import nn
+
+    from ppfleet import ops
+
+    paddle.base.core.set_num_threads(threads)
+    paddle.seed(3)
+    net = nn.Sequential(
+        nn.Conv2D(3, 16, 3, stride=2, padding=1, bias_attr=False), nn.BatchNorm2D(16), nn.Hardswish(),
+        nn.Conv2D(16, 24, 1, bias_attr=False), nn.BatchNorm2D(24), nn.ReLU(),
+        nn.Conv2D(24, 24, 5, stride=2, padding=2, groups=24, bias_attr=False), nn.BatchNorm2D(24), nn.ReLU(),
+        nn.Conv2D(24, 40, 1, bias_attr=False), nn.BatchNorm2D(40),
+    )  # fmt: skip
+    sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+    assert ops.fast_cpu(net) == "ppfleet's"
+    images = paddle.to_tensor(np.random.RandomState(0).standard_normal((20, 3, 70, 70)).astype("float32"))
+    for _ in range(2):
+        (net(images) ** 3).mean().backward()
+        sgd.step()
+        sgd.clear_grad()
+    return hashlib.sha256(b"".join(p.numpy().tobytes() for p in net.parameters())).hexdigest()
+
+
+def test_same_bits_on_any_number_of_threads(tmp_path):
+    hashes = [run(steps_on, 1, tmp_path / str(threads), threads)[0] for threads in (1, 2, 3)]
+    assert len(set(hashes)) == 1, hashes
 
 
 def finite_differences():

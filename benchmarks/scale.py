@@ -156,7 +156,7 @@ def jobs(paths: list[str], ranks: int, images: int, rounds: int) -> tuple[dict[s
 
 def our_workers(ranks: int) -> int:
     """As tools/train.py chooses."""
-    return max(1, min(8, common.cores() // ranks - 1))
+    return max(1, min(8, common.cores() // ranks))
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from ppfleet.process import was_launched
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 _MADV_HUGEPAGE, _PAGE, _HEAP = 14, 2 << 20, 1536 << 20  # less than the largest threshold of trimming
+_SPIN = 1  # milliseconds
 _OWN_MALLOC = ("GLIBC_TUNABLES", "MALLOC_", "LD_PRELOAD")
 
 
@@ -26,7 +27,7 @@ def tune(ranks: int) -> dict[str, int | str]:
     env = _environment()
     threads = _threads(env, ranks)
     paddle.base.core.set_num_threads(threads)  # Paddle's OpenMP and MKL, also after they were loaded
-    return {"threads": threads, "malloc": _keep_memory(env), "mkl": _fast_mkl(env)}
+    return {"threads": threads, "idle": _wait_idly(env), "malloc": _keep_memory(env), "mkl": _fast_mkl(env)}
 
 
 def _environment() -> dict[str, str]:
@@ -84,6 +85,17 @@ def _quota(group: Path) -> float:
         return float(quota) / float(period) if quota not in ("max", "-1") else float("inf")
     except (OSError, ValueError):
         return float("inf")
+
+
+def _wait_idly(env: dict[str, str]) -> str:
+    """Let OpenMP's threads spin for a millisecond between loops, not for 200: others have use for the cores."""
+    if own := [name for name in ("KMP_BLOCKTIME", "OMP_WAIT_POLICY", "KMP_LIBRARY") if name in env]:
+        return f"as {', '.join(own)} says"
+    try:
+        ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libiomp5.so")).kmp_set_blocktime(_SPIN)
+    except (OSError, AttributeError):  # Paddle was built with another OpenMP
+        return "as it was"
+    return f"after {_SPIN} ms"
 
 
 def _keep_memory(env: dict[str, str]) -> str:

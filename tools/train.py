@@ -90,9 +90,8 @@ def evaluate(o: Namespace) -> None:
 
 
 def loader(job: ppfleet.Job, o: Namespace, images: data.Images, shuffle: bool = False) -> Loader:
-    spare = (os.cpu_count() or 1) // job.world.local_size - 1  # one core of each rank's share is for the network
-    # At least one thread: where there is no core to spare it loads while the network waits for other ranks.
-    workers = max(1, min(8, spare)) if o.workers is None else o.workers
+    share = (os.cpu_count() or 1) // job.world.local_size  # of the cores; the network has the same ones, and goes first
+    workers = max(1, min(8, share)) if o.workers is None else o.workers
     return job.loader(images, o.batch_size, shuffle=shuffle, workers=workers)
 
 

@@ -25,7 +25,7 @@ def tuned(ranks, cores):
         ctypes.CDLL(str(Path(paddle.__file__).parent / f"libs/{name}.so")) for name in ("libiomp5", "libmklml_intel")
     ]
     used = [libraries[0].omp_get_max_threads(), libraries[1].MKL_Get_Max_Threads()]
-    return [said, used, os.environ.get("MKL_DEBUG_CPU_TYPE", "")]
+    return [said, used, os.environ.get("MKL_DEBUG_CPU_TYPE", ""), libraries[0].kmp_get_blocktime()]
 
 
 def tune(tmp_path, ranks=1, cores=0, **env):
@@ -57,10 +57,16 @@ def test_threads(tmp_path, threads, ranks, cores, env):
 
 
 def test_what_the_environment_says_stays(tmp_path):
-    said, _, mkl = tune(tmp_path, MALLOC_ARENA_MAX="2", MKL_DEBUG_CPU_TYPE="4").value
+    said, _, mkl, spin = tune(tmp_path, MALLOC_ARENA_MAX="2", MKL_DEBUG_CPU_TYPE="4", KMP_BLOCKTIME="77").value
+    assert said["idle"] == "as KMP_BLOCKTIME says" and spin == 77
     assert said["malloc"] == "as MALLOC_ARENA_MAX says" and said["mkl"] == "as MKL_DEBUG_CPU_TYPE says" and mkl == "4"
     code, text = tune(tmp_path, PPFLEET_THREADS="many").error
     assert code == "WorldError" and "PPFLEET_THREADS=many is no number of threads" in text
+
+
+def test_idle_threads_do_not_spin(tmp_path):
+    said, _, _, spin = tune(tmp_path).value
+    assert said["idle"] == "after 1 ms" and spin == 1
 
 
 def limits(root):
@@ -107,7 +113,7 @@ def test_it_is_printed_and_stored(tmp_path):
     running = start(in_settings, 2, tmp_path / "out", str(tmp_path / "run"))
     ends = running.wait()
     assert [end.value and end.value["threads"] for end in ends] == [1, 1], ends[0].output
-    assert "defaults: threads=1, malloc=keeps memory" in ends[0].output and "operators=ppfleet's" in ends[0].output
+    assert "defaults: threads=1, idle=after 1 ms, malloc=keeps memory" in ends[0].output and "operators=ppfleet's" in ends[0].output
 
 
 def kept(wanted):

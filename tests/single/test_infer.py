@@ -343,6 +343,31 @@ def test_threads_that_a_container_may_use(tmp_path):
     assert done.stdout.split() == ["2", "1", "64", "64", "64"], done.stderr
 
 
+def best(directory, count):
+    """The labels that the deployed code calls the best of scores with ties, those of a plain sort, and the shares."""
+    sys.path.insert(0, directory)
+    from infer import Classifier
+
+    model = Classifier.__new__(Classifier)
+    model.classes = [str(number) for number in range(40)]
+    scores = np.random.RandomState(5).randint(0, 12, (7, 40)).astype("float32")
+    told = model.top(scores, count)
+    sorted_ones = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
+    return (
+        [[one["label"] for one in row] for row in told],
+        sorted_ones.tolist(),
+        [sum(one["score"] for one in row) for row in told],
+        [[one["class"] == str(one["label"]) for one in row] for row in told],
+    )
+
+
+@pytest.mark.parametrize("count", [1, 5, 10, 11, 40, 99])
+def test_the_best_classes_are_those_of_a_sort(tmp_path, count):
+    ((ours, expected, shares, named),) = run(best, 1, tmp_path, str(ROOT / "deploy/inference_python"), count)
+    assert ours == expected and all(map(all, named))
+    assert all(abs(share - 1) < 1e-5 for share in shares) == (count >= 40)
+
+
 def test_file_folder_and_pattern(place):
     file = sorted((place / "pictures/ant").iterdir())[0]
     assert [a["path"] for a in answers(place, f"--img-path={file}")["images"]] == [str(file)]

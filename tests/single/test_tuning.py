@@ -113,7 +113,10 @@ def test_it_is_printed_and_stored(tmp_path):
     running = start(in_settings, 2, tmp_path / "out", str(tmp_path / "run"))
     ends = running.wait()
     assert [end.value and end.value["threads"] for end in ends] == [1, 1], ends[0].output
-    assert "defaults: threads=1, idle=after 1 ms, malloc=keeps memory" in ends[0].output and "operators=ppfleet's" in ends[0].output
+    assert (
+        "defaults: threads=1, idle=after 1 ms, malloc=keeps memory" in ends[0].output
+        and "operators=ppfleet's" in ends[0].output
+    )
 
 
 def kept(wanted):

@@ -60,7 +60,12 @@ class OurLoader(Pipeline):
         import ppfleet
         from models.mobilenet_v3_small.data import Images
 
-        self.job = self.job or ppfleet.Job(self.case["run"], device="cpu")
+        if self.job is None:
+            import paddle
+
+            self.job = ppfleet.Job(self.case["run"], device="cpu")
+            net = paddle.nn.Conv2D(3, 8, 3)
+            self.job.prepare(net, paddle.optimizer.SGD(parameters=net.parameters()))  # which compiles, as in any job
         samples = [
             (self.paths[index % len(self.paths)], index % 1000) for index in range(BATCH if seeded else self.length)
         ]

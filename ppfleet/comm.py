@@ -7,26 +7,20 @@ interrupted, and fails as soon as rank 0 dies. Gradients of ranks that share a h
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import faulthandler
 import json
 import os
 import secrets
-import signal
-import socket
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from ppfleet import errors, log, rollcall
+from ppfleet import errors, log, rollcall, store
 from ppfleet.errors import CommError, MismatchError, WorldError
 from ppfleet.flight import Entry, Flight
 from ppfleet.judge import Limits
@@ -83,20 +77,19 @@ class Comm:
             raise WorldError(
                 f"{world.name()} was started by Paddle's launcher, which is gone: nobody would end this job"
             )
-        _check_master(world)
+        store.check_master(world)
         # The token tells this start of the job from others whose records lie in the same directory.
         news: dict[str, Any] = {"run": secrets.token_hex(6), "watch": self.watch.listen()} if world.first else {}
-        news = rollcall.call(world, rollcall.facts(paddle.__version__), _patience(), news)
+        news = rollcall.call(world, rollcall.facts(paddle.__version__), store.patience(), news)
         self.flight.describe(run=news["run"])
         self.watch.start(news["run"], news["watch"])
         with self.flight.during("start", "init_parallel_env", waits=True):
-            _await_master(world)
+            store.await_master(world)
             # Paddle holds Python up in there, and with it the watch: should a rank die now, this ends the wait.
-            faulthandler.dump_traceback_later(_patience() + 10, exit=True)
+            faulthandler.dump_traceback_later(store.patience() + 10, exit=True)
             dist.init_parallel_env()
             faulthandler.cancel_dump_traceback_later()
-        self._store = _Store(paddle.base.core.create_or_get_global_tcp_store())
-        _send_at_once(world)
+        self._store = store.Store(world)
 
     # Tensors
 
@@ -318,102 +311,9 @@ class Comm:
             ) from failure
 
 
-class _Store:
-    """Paddle's store. A signal that comes while it waits for an answer would fail it (EINTR), and with it the save that
-    SIGTERM asks for: signals wait, or another thread takes them."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def set(self, key: str, value: bytes) -> None:
-        with _signals_wait():
-            self._store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        with _signals_wait():
-            return bytes(self._store.get(key))
-
-    def add(self, key: str, amount: int) -> int:
-        with _signals_wait():
-            return int(self._store.add(key, amount))
-
-
-@contextmanager
-def _signals_wait() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _key(entry: Entry) -> str:
     return f"ppfleet/{entry.operation}/{entry.what}"
 
 
 def _as_tensor(data: bytes) -> Any:
     return paddle.to_tensor(np.frombuffer(data, dtype=np.uint8).copy())
-
-
-def _check_master(world: World) -> None:
-    """Find out in a sentence what Paddle would answer with a C++ abort, or not at all."""
-    host, _, port = world.master.rpartition(":")
-    if not world.first:
-        return
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), int(port)))
-        except OSError as failure:
-            if failure.errno == errno.EADDRINUSE:
-                raise CommError(
-                    f"port {port} of {host}, where rank 0's store must listen, is taken by another process; "
-                    f"end that one, or choose others with `--start_port`"
-                ) from None
-            # Paddle's launcher makes every host rank 0 that it does not find in the list.
-            raise WorldError(
-                f"this process is rank 0 at {host}, but {host} is no address of this machine ({failure.strerror}): "
-                f"start it with `python -m ppfleet launch`, or add `--host <own address in the list>`"
-            ) from None
-
-
-def _patience() -> float:
-    """Seconds in which all ranks must have come."""
-    text = os.environ.get("PPFLEET_WAIT", "30")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise WorldError(f"PPFLEET_WAIT={text} is no number of seconds")
-    return seconds
-
-
-def _await_master(world: World) -> None:
-    """Wait until rank 0's store listens, which it does at once after the roll call."""
-    host, _, port = world.master.rpartition(":")
-    if world.first:
-        return
-    # A connection attempt before rank 0 listens would make Paddle sleep 3 s; a refused probe costs nothing.
-    began = time.monotonic()
-    while True:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-            return
-        except OSError as failure:
-            if time.monotonic() - began > _patience():
-                raise CommError(f"rank 0's store at {world.master} did not answer {world.name()} ({failure})") from None
-            time.sleep(0.05)
-
-
-def _send_at_once(world: World) -> None:
-    """Turn off Nagle's algorithm on the store's connections: with it, as Paddle leaves them, an answer takes 44 ms."""
-    port = int(world.master.rpartition(":")[2])
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if not stat.S_ISSOCK(descriptor.stat().st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(descriptor.name)))
-        with contextlib.suppress(OSError), connection:
-            if port in (connection.getpeername()[1], connection.getsockname()[1]):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -90,7 +90,7 @@ def evaluate(o: Namespace) -> None:
 
 
 def loader(job: ppfleet.Job, o: Namespace, images: data.Images, shuffle: bool = False) -> Loader:
-    share = (os.cpu_count() or 1) // job.world.local_size  # of the cores; the network has the same ones, and goes first
+    share = (os.cpu_count() or 1) // job.world.local_size  # of the cores, which the network uses, too
     workers = max(1, min(8, share)) if o.workers is None else o.workers
     return job.loader(images, o.batch_size, shuffle=shuffle, workers=workers)
 

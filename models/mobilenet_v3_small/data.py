@@ -20,6 +20,7 @@ from models.mobilenet_v3_small.unread import Unread
 from ppfleet import log
 from ppfleet.errors import DataError
 from ppfleet.inplace import Array, Chance, InPlaceDataset
+from ppfleet.ops.pixels import ToPlanes
 
 Sample = tuple[str, int]  # path and label
 _SHOWN = 50  # bad images that are named one by one
@@ -156,6 +157,7 @@ class Images(InPlaceDataset):
         cv2.setNumThreads(0)  # the loader's threads are enough; those of OpenCV's own do not survive a fork
         self.samples, self.how, self.crop, self.steps = samples, how, crop, steps
         self.fields = [((3, how["crop"], how["crop"]), np.float32), ((), np.int64)]
+        self._to_planes = ToPlanes(how["mean"], how["std"])
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -166,7 +168,8 @@ class Images(InPlaceDataset):
         try:
             if self.crop:
                 image = augment(Unread(path), self.how["crop"], self.crop, self.steps, chance)
-                preprocess.normalise(image, self.how["mean"], self.how["std"], planes)
+                if not self._to_planes(image, planes):
+                    preprocess.normalise(image, self.how["mean"], self.how["std"], planes)
             else:
                 preprocess.prepare(path, self.how, planes)
         except preprocess.BadImage as failure:

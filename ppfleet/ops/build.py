@@ -28,7 +28,7 @@ _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi", "-fno-tree-loo
 def load() -> str | None:
     """Make the operators known to Paddle; where that cannot be done: why not."""
     try:
-        core.load_op_meta_info_and_register_op(str(_built()))
+        core.load_op_meta_info_and_register_op(str(built()))
     except (OSError, FleetError, RuntimeError) as failure:
         return str(failure)
     return None
@@ -39,7 +39,8 @@ def is_loaded() -> bool:
     return load.cache_info().currsize > 0 and load() is None
 
 
-def _built() -> Path:
+def built() -> Path:
+    """Compiles it unless that was done before."""
     if platform.machine() not in ("x86_64", "AMD64"):
         raise FleetError(f"there are none for {platform.machine()}")
     libraries = _libraries()

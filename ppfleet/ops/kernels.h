@@ -60,6 +60,8 @@ struct Kernels {
   // From images of `channels` planes to one row a channel, all images in it, and back.
   void (*gather)(const float* x, int images, int channels, int size, float* rows);
   void (*scatter)(const float* rows, int images, int channels, int size, float* x);
+  // `count` pixels of three colours to a plane of each: times its scale, less its shift. Not in every table.
+  void (*planes)(int64_t count, const uint8_t* pixels, const float* scale, const float* shift, float* out);
   bool (*finite)(int64_t count, const float* x);
 };
 

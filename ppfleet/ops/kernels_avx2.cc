@@ -3,4 +3,5 @@
 #pragma GCC target("avx2,fma")
 #endif
 #define TABLE kAvx2
+#define MODERN 1
 #include "kernels.inc"

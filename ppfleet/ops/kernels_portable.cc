@@ -1,3 +1,4 @@
 // The kernels for any processor.
 #define TABLE kPortable
+#define MODERN 0
 #include "kernels.inc"

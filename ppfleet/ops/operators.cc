@@ -525,6 +525,14 @@ Tensors finite(const Tensors& all) {
 }  // namespace
 }  // namespace ppfleet
 
+// For threads that load images, and have no tensors: see pixels.py.
+extern "C" bool ppfleet_planes(int64_t count, const uint8_t* pixels, const float* scale, const float* shift,
+                               float* out) {
+  const auto planes = ppfleet::kernels().planes;
+  if (planes != nullptr) planes(count, pixels, scale, shift, out);
+  return planes != nullptr;
+}
+
 using paddle::Grad;
 
 PD_BUILD_OP(ppfleet_depthwise)

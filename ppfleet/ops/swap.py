@@ -188,20 +188,21 @@ def _sequence(self: Any, x: Any) -> Any:
     """One layer after the other, but convolution, BatchNorm and activation together where that can be done."""
     layers = list(self._sub_layers.values())
     while layers:
-        together = (_depthwise, _pointwise, _stem) if x.stop_gradient else (_depthwise, _pointwise)
-        convolution = layers[0] if _fast_forward(layers[0]) in together else None
+        kind = _fast_forward(layers[0])
+        convolution = layers[0] if kind in (_depthwise, _pointwise, _stem) else None
         place = 0 if convolution is None else 1
         norm = layers[place] if place < len(layers) and _fast_forward(layers[place]) is _batch_norm else None
-        if norm is None or not usable(x) or (convolution is not None and convolution.bias is not None):
+        biased = convolution is not None and convolution.bias is not None
+        if norm is None or biased or not usable(x) or (kind is _stem and not x.stop_gradient):
             x = layers.pop(0)(x)
             continue
         act = layers[place + 1] if place + 1 < len(layers) and type(layers[place + 1]) in _ACTS else None
-        joined = [layer for layer in (convolution, norm, act) if layer is not None]
-        if any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in joined):
+        together = [layer for layer in (convolution, norm, act) if layer is not None]
+        if any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in together):
             x = layers.pop(0)(x)  # what hooks see between them must be there
             continue
         x = _normalised(norm, act, x, convolution)
-        del layers[: len(joined)]
+        del layers[: len(together)]
     return x
 
 

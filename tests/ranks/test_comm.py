@@ -20,7 +20,7 @@ def collectives():
 
     import paddle
 
-    from ppfleet.comm import _send_at_once
+    from ppfleet.store import _send_at_once
 
     comm = make()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208

@@ -349,6 +349,21 @@ def corners():
     with ops.stock(net):
         told["turned gradient"] = [True, _worst(ours, _gradients(turned, x.numpy()))]
 
+    class Pair(nn.Layer):
+        def forward(self, x):
+            return (x, x) if isinstance(x, paddle.Tensor) else x[0] + x[1]
+
+    pairs = nn.Sequential(Pair(), Pair(), nn.BatchNorm2D(8))
+    ops.fast_cpu(pairs)
+    told["no tensor between layers"] = [True, both(pairs, x)]
+    first = nn.Sequential(nn.Conv2D(3, 8, 3, stride=2, bias_attr=False), nn.BatchNorm2D(8), nn.Hardswish())
+    ops.fast_cpu(first)
+    images = chance.standard_normal((4, 3, 12, 12)).astype("float32")
+    told["stem"] = [True, both(first, paddle.to_tensor(images))]
+    ours = _gradients(first, images)  # of the images, too
+    with ops.stock(first):
+        told["gradient of images"] = [True, _worst(ours, _gradients(first, images)) / 10]
+
     def of_none():
         try:
             return net(x[:0]).shape
@@ -390,6 +405,43 @@ def test_what_the_operators_do_not_know_stays_paddles(tmp_path):
     assert {"bias", "pointwise with bias"} < known
     assert not known & {"dilated", "reflected", "same", "uneven", "kernel 7", "grouped", "multiplied"}, told
     assert not known & {"channels last", "pool to 2"}, told
+
+
+def planes(compiled):
+    """Of images of many sizes: whether the compiled code took them, and whether the planes are NumPy's, bit by bit."""
+    import numpy as np
+
+    from deploy.inference_python import preprocess
+    from ppfleet.ops import build
+    from ppfleet.ops.pixels import ToPlanes
+
+    if compiled:
+        assert build.load() is None
+    line = preprocess.settings(32)["mean"], preprocess.settings(32)["std"]
+    to_planes, chance, told = ToPlanes(*line), np.random.RandomState(2), []
+    for height, width in ((224, 224), (7, 5), (1, 1), (33, 17), (3, 16), (1, 31)):
+        image = chance.randint(0, 256, (height, width, 3)).astype(np.uint8)
+        out = np.full((5, height, width), 9, np.float32)
+        done = to_planes(image, out[1:4])
+        same = out[1:4].tobytes() == preprocess.normalise(image, *line).tobytes()
+        told.append([done, same, bool((out[[0, 4]] == 9).all())])
+    other = np.zeros((8, 8, 3), np.uint8)
+    refused = [
+        (other[:, ::2], out[1:4, :8, :4]),
+        (other, out[1:4]),
+        (np.zeros((1, 31, 4), np.uint8), out[1:4]),
+        (other.astype(np.float32), np.zeros((3, 8, 8))),
+    ]
+    return told, [to_planes(*each) for each in refused]
+
+
+def test_planes_of_images_are_numpys(tmp_path):
+    ((told, refused),) = run(planes, 1, tmp_path / "fast", True)
+    assert told == [[True, True, True]] * 6 and not any(refused), (told, refused)
+    ((told, _),) = run(planes, 1, tmp_path / "portable", True, env={"PPFLEET_PORTABLE": "1"})
+    assert not any(done for done, _, _ in told)
+    ((told, _),) = run(planes, 1, tmp_path / "none", False)
+    assert not any(done for done, _, _ in told)
 
 
 def without_a_compiler():

@@ -69,7 +69,7 @@ chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with p
 	$(PY) -m tests.faults.chaos table
 	$(PY) -m tests.faults.chaos write docs/reliability.md docs/reliability_cn.md
 
-bench: $(VENV) $(VENV_PEERS) ## speed, beside Paddle, PyTorch, ONNX Runtime and OpenVINO; writes docs/performance.md (40 minutes)
+bench: $(VENV) $(VENV_PEERS) ## speed, beside Paddle, PyTorch, ONNX Runtime and OpenVINO; writes docs/performance.md (26 minutes on 2 quiet cores)
 	for name in train scale input infer memory overhead; do $(PY) benchmarks/$$name.py || exit 1; done
 	$(PY) benchmarks/report.py
 

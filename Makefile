@@ -21,11 +21,13 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS)
 
-.PHONY: help demo board tipc test test-all test-paddle26 docs docs-test chaos bench lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-all test-paddle26 docs docs-test chaos bench lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## */\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(VENV)   ## .venv with all that the README and the pages use: source .venv/bin/activate
 
 demo: $(VENV)    ## the whole way: lite data, training on 2 processes, evaluation, export, benchmarked inference
 	rm -rf output/demo

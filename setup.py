@@ -12,6 +12,8 @@ if version is None:
 
 # What the model repo needs besides. OpenCV without windows: it is the same `cv2`, and needs no libGL on a server.
 model = ["opencv-python-headless>=4.5", "visualdl>=2.5"]
+# The handwritten digits that tools/lite_data.py and examples/ train on.
+digits = ["scikit-learn>=1.0"]
 
 setup(
     name="ppfleet",
@@ -41,12 +43,13 @@ setup(
         # paddle2onnx where models are exported, the others where they are deployed. The release for Paddle 3 cannot be
         # installed on newer versions of Python.
         "deploy": ["openvino>=2024.0", "onnxruntime>=1.16", "paddle2onnx>=2.0; python_version < '3.12'"],
+        "examples": digits,
         "dev": [
+            *digits,
             "pytest>=7",
             "pytest-xdist>=3",
             "ruff>=0.6",
             "mypy>=1.8",
-            "scikit-learn>=1.0",
             "setuptools",
             "etcd3>=0.12",
             "kubernetes-validate>=1.31",

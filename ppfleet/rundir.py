@@ -151,6 +151,14 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [name for name in before if now.get(name) != before[name]]
 
 
+def _shown(before: Any, now: Any) -> str:
+    """What of it, where it has parts with names."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return ""
+    other = differences(before, now)
+    return f" ({', '.join(f'{name} was {before[name]}, is {now.get(name)}' for name in other)})" if other else ""
+
+
 def restore(
     parts: dict[str, bytes],
     source: str,
@@ -172,7 +180,8 @@ def restore(
     facts.setdefault("card", {})
     for name in differences(facts["card"], card) if card else ():
         raise CheckpointError(
-            f"{source} was trained with other {name} than now: bring the same, or begin a run in another directory"
+            f"{source} was trained with other {name} than now{_shown(facts['card'][name], card.get(name))}: bring the "
+            f"same, or begin a run in another directory"
         )
     model = state.from_bytes(parts["model.safetensors"], f"{source}/model.safetensors")
     moments = state.from_bytes(parts["optimizer.safetensors"], f"{source}/optimizer.safetensors")

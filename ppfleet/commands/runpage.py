@@ -37,7 +37,7 @@ def html(run: Run) -> str:
     body = [
         f"<h1>Run {escape(name)} {_pill(run)}</h1>",
         f'<p class="soft">{escape(summary(run))}</p>',
-        f'<p class="{"failed" if _state(run)[0] == "failed" else "soft"}">{escape(run.starts[-1].sentence)}</p>'
+        f'<p class="{"failed" if _state(run)[0] == "failed" else "soft"}">{escape(_telling(run).sentence)}</p>'
         if run.starts
         else "",
         _notes(run.notes),
@@ -58,8 +58,11 @@ def summary(run: Run) -> str:
     parts = [_state(run)[1]]
     steps = [line.step for line in run.lines[-1:]] or [start.last for start in run.starts[-1:]]
     parts += [f"step {step}" for step in steps]
-    newest = {name: points[-1][1] for name, points in curves(run.lines).items() if name.startswith("eval/")}
-    parts += [f"{name} {page.number(value)}" for name, value in newest.items() if name not in _NOT_DRAWN]
+    for name, points in curves(run.lines).items():
+        if name.startswith("eval/") and name not in _NOT_DRAWN:
+            newest, best = points[-1][1], max(value for _, value in points)
+            more = f" (best {page.number(best)})" if _title(name) == "accuracy" and best > newest else ""
+            parts.append(f"{name} {page.number(newest)}{more}")
     if run.starts:
         parts.append(f"{len(run.starts)} start{'s' if len(run.starts) > 1 else ''}")
         until = time.time() if run.running else max(filter(math.isfinite, (each.ended for each in run.starts)))
@@ -75,7 +78,13 @@ def _state(run: Run) -> tuple[str, str]:
         return "unknown", "without a flight record"
     if run.answer.kind in ("preempted", "interrupted"):
         return "stopped", "stopped"
-    return ("ok", "finished") if run.starts[-1].well else ("failed", "failed")
+    return ("ok", "finished") if _telling(run).well else ("failed", "failed")
+
+
+def _telling(run: Run) -> Start:
+    """The start that says how the run ended: one that was refused before it trained has changed nothing."""
+    trained = (start for start in reversed(run.starts) if start.well or start.first is not None)
+    return next(trained, run.starts[-1])
 
 
 def _pill(run: Run) -> str:

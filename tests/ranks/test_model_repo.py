@@ -339,7 +339,7 @@ def test_a_bar_under_the_launcher_for_the_person_who_started_it(place):
             "train",
             ["--data-path=data", "--output-dir=run", "--image-size=64"],
             1,
-            "was trained with other preprocess than now",
+            "was trained with other preprocess than now (resize_short was 37, is 73, crop was 32, is 64): bring",
         ),
         ("eval", ["--data-path=data"], 1, "error: which weights? give --pretrained=<run>/latest.pdparams"),
         ("eval", ["--data-path=half", "--pretrained=run/best.pdparams"], 1, "that the training set does not know"),

@@ -248,6 +248,11 @@ def test_auto_without_them_is_paddle(place):
         own = json.loads((place / "own.json").read_text())
         assert own["backend"]["name"] == "openvino"
         same(own["images"], told["images"])
+        assert not (place / "deployed/__cache__").exists()  # its own choice of a place
+        arguments = ["--backend=openvino", "--benchmark=True", "--warmup=1"]
+        assert answers(place, f"--img-path={place}/pictures", *arguments, without=LIGHT)["benchmark"]["Conf"][
+            "enable_mkldnn"
+        ] is False  # fmt: skip
     else:
         assert done.returncode == 1 and "has no OpenVINO in it: pip install openvino" in done.stderr
     told = answers(place, f"--img-path={place}/pictures", "--enable-mkldnn=True")  # which only Paddle knows

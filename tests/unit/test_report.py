@@ -172,6 +172,24 @@ def test_a_run_that_failed_is_marked_too(story):
     assert page.count("p", class_="failed") == 1 and f"rank 0 on {A} raised ValueError: no" in page.text
 
 
+def test_a_start_that_was_refused_leaves_the_run_finished(story, capsys):
+    killed_and_resumed(story)
+    story.began += 1000
+    for rank in story.ranks(run="fourth"):
+        rank.say(1, "exception", "other preprocess than now", type="CheckpointError", where="t.py:1")
+    page = report(story.directory)
+    assert page.count("span", class_="pill ok") == 1 and page.count("p", class_="failed") == 0
+    assert "finished, step 18, eval/top1 0.75, 4 starts" in capsys.readouterr().out
+    assert "raised CheckpointError: other preprocess than now" in page.text  # among the starts
+
+
+def test_the_best_is_told_where_it_is_not_the_last(story, capsys):
+    killed_and_resumed(story)
+    History(story.directory / NAME).add(20, {"eval/top1": 0.5, "eval/loss": 0.25})
+    report(story.directory)
+    assert "eval/top1 0.5 (best 0.75), eval/loss 0.25," in capsys.readouterr().out
+
+
 def test_a_run_that_was_preempted_is_stopped(story):
     for rank in story.ranks():
         rank.say(1, "preempted", "saved at step 3")

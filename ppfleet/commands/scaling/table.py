@@ -145,7 +145,8 @@ def picture(facts: dict[str, Any], path: Path) -> str:
         right.plot(over, projected, linestyle="--", color="gray", label=label)
         right.set_xscale("log", base=2)
         right.xaxis.set_major_formatter("{x:.0f}")
-    left.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (left,) if facts["projection"] else (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     left.set(title="Training time", xlabel="ranks", ylabel="seconds")
     right.set(title="Efficiency", xlabel="ranks", ylabel="%")
     for axes in (left, right):

@@ -19,7 +19,7 @@ MODE ?= lite_train_lite_infer
 RUN ?= output/demo
 PORT ?= 8040
 JOBS ?= 3
-PYTEST = -m pytest tests -n $(JOBS)
+PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
 .PHONY: help setup demo board tipc test test-all test-paddle26 docs docs-test chaos bench lint format debian-packages clean
 .DEFAULT_GOAL := help
@@ -62,7 +62,7 @@ test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of i
 docs: $(VENV)    ## write docs/api.md, the reference, from the docstrings
 	$(PY) docs/api.py
 
-docs-test: $(VENV) ## run every command of the README and of docs/ in a fresh copy, and compare what they print (18 minutes on 2 busy cores)
+docs-test: $(VENV) ## run every command of the README and of docs/ in a fresh copy, and compare what they print (8 minutes on 2 quiet cores)
 	$(PY) -m pytest -s tests/unit/test_pages.py tests/single/test_docs.py
 
 chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with plain Paddle (root; more than an hour)

@@ -60,7 +60,8 @@ class Classifier:
     def _best(self, row: np.ndarray[Any, Any], count: int) -> list[dict[str, Any]]:
         shares = np.exp(row - row.max())
         shares /= shares.sum()
-        left, best = row.copy(), []
+        left = row.copy()
+        best: list[int] = []
         while len(best) < min(count, _FEW):  # far cheaper than to sort a thousand classes
             best.append(int(left.argmax()))
             left[best[-1]] = -np.inf

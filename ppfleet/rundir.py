@@ -187,5 +187,5 @@ def restore(
     moments = state.from_bytes(parts["optimizer.safetensors"], f"{source}/optimizer.safetensors")
     state.load_model(net, model, f"{source}/model.safetensors")
     state.load_optimizer(optimizer, parameters, moments, f"{source}/optimizer.safetensors")
-    state.load_schedule(optimizer._learning_rate, facts["schedule"])
+    state.load_schedule(optimizer, facts["schedule"])
     return facts

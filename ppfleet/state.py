@@ -17,6 +17,7 @@ from ppfleet.errors import CheckpointError
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 _MASTER = "master_weight"
+_RATE, _KIND, _OPAQUE = "learning_rate", "kind", object()
 
 
 def to_bytes(arrays: Arrays) -> bytes:
@@ -113,13 +114,15 @@ def create_accumulators(optimizer: Any, parameters: list[Any]) -> None:
 
 
 def schedule_settings(schedule: Any) -> dict[str, Any]:
-    """All plain attributes of a learning-rate schedule, and of those it wraps."""
+    """The attributes of a learning-rate schedule, and of those it wraps, as plain JSON data; of a plain number, it."""
+    if not isinstance(schedule, LRScheduler):
+        return {_RATE: float(schedule)}
     found: dict[str, Any] = {}
-    for name, value in vars(schedule).items() if isinstance(schedule, LRScheduler) else ():
+    for name, value in vars(schedule).items():
         if isinstance(value, LRScheduler):
             found.update({f"{name}.{inner}": part for inner, part in schedule_settings(value).items()})
-        elif isinstance(value, (bool, int, float, str, np.generic)) or value is None:
-            found[name] = value.item() if isinstance(value, np.generic) else value
+        elif (encoded := _encode(value)) is not _OPAQUE:
+            found[name] = encoded
     return found
 
 
@@ -130,14 +133,45 @@ def schedule_state(schedule: Any, start: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in now.items() if name not in start or start[name] != value}
 
 
-def load_schedule(schedule: Any, state: dict[str, Any]) -> None:
+def load_schedule(optimizer: Any, state: dict[str, Any]) -> None:
+    """The opposite of `schedule_state`, for the schedule (or the plain learning rate) of `optimizer`."""
     for name, value in state.items():
         *path, last = name.split(".")
-        owner = schedule
+        owner = optimizer._learning_rate
         for part in path:
             owner = getattr(owner, part, None)
         if isinstance(owner, LRScheduler):
-            setattr(owner, last, value)
+            setattr(owner, last, _decode(value))
+        elif name == _RATE:
+            optimizer.set_lr(value)
+
+
+def _encode(value: Any) -> Any:
+    """`value` as JSON data that `_decode` turns back into the same type: ReduceOnPlateau keeps the Tensor it was given,
+    and compares with it in that precision. `_OPAQUE` for what is not plain data (functions, objects)."""
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, (paddle.Tensor, np.ndarray, np.generic)):
+        array = np.asarray(value.astype("float32") if "bfloat16" in str(value.dtype) else value)
+        kind = next(kind.__name__ for kind in (paddle.Tensor, np.ndarray, np.generic) if isinstance(value, kind))
+        return {_KIND: kind, "dtype": str(value.dtype).rpartition(".")[2], "value": array.tolist()}
+    if isinstance(value, (list, tuple)):
+        parts = [_encode(part) for part in value]
+        return _OPAQUE if _OPAQUE in parts else {_KIND: type(value).__name__, "value": parts}
+    return _OPAQUE
+
+
+def _decode(data: Any) -> Any:
+    if not isinstance(data, dict):
+        return data
+    kind, value = data[_KIND], data["value"]
+    if kind == "Tensor":
+        return paddle.to_tensor(value, dtype=data["dtype"])
+    if kind in ("ndarray", "generic"):
+        array = np.asarray(value, dtype=data["dtype"])
+        return array if kind == "ndarray" else array[()]
+    parts = [_decode(part) for part in value]
+    return tuple(parts) if kind == "tuple" else parts
 
 
 def _array(tensor: Any) -> np.ndarray[Any, Any]:

@@ -68,7 +68,24 @@ def make(kind):
         after = paddle.optimizer.lr.StepDecay(0.05, 2, 0.5)
         rate = paddle.optimizer.lr.LinearWarmup(after, warmup_steps=3, start_lr=0.0, end_lr=0.05)
         return net, paddle.optimizer.RMSProp(rate, parameters=net.parameters())
+    if kind.startswith("plateau"):
+        rate = paddle.optimizer.lr.ReduceOnPlateau(0.05, factor=0.5, patience=1, cooldown=1)
+        return net, paddle.optimizer.Adam(rate, parameters=net.parameters())
     return net, paddle.optimizer.Adam(0.05, parameters=net.parameters())
+
+
+def follow(kind, optimizer):
+    """What a script does to the learning rate after each step of the optimizer."""
+    import paddle
+
+    schedule = optimizer._learning_rate
+    if kind == "set_lr":
+        optimizer.set_lr(optimizer.get_lr() * 0.9)
+    elif kind.startswith("plateau"):  # the best metric is that of the third step
+        metric = paddle.to_tensor(0.1 if schedule.last_epoch == 2 else 0.9)  # as Paddle's own example does
+        schedule.step(metric.numpy() if kind == "plateau, NumPy" else metric)
+    elif isinstance(schedule, paddle.optimizer.lr.LRScheduler):
+        schedule.step()
 
 
 def fingerprint(net):
@@ -78,7 +95,6 @@ def fingerprint(net):
 
 
 def through_job(path, kind, epochs):
-    import paddle
     import paddle.nn.functional as F
 
     import ppfleet
@@ -92,8 +108,7 @@ def through_job(path, kind, epochs):
     for _ in job.epochs(epochs):
         for points, labels in job.steps(data):
             job.backward(F.cross_entropy(wrapped(points), labels))
-            if isinstance(optimizer._learning_rate, paddle.optimizer.lr.LRScheduler):
-                optimizer._learning_rate.step()
+            follow(kind, optimizer)
         job.save()
     return fingerprint(net)
 
@@ -116,8 +131,7 @@ def by_hand(kind, epochs):
             net.clear_gradients()
             for p in net.parameters():
                 p.clear_gradient(False)
-            if isinstance(optimizer._learning_rate, paddle.optimizer.lr.LRScheduler):
-                optimizer._learning_rate.step()
+            follow(kind, optimizer)
     return fingerprint(net)
 
 
@@ -126,6 +140,7 @@ def on_amd():
 
 
 KINDS = ["transposed", "zero-d", "late", "subset", "groups", "decay by name", "warm restarts", "warm-up"]
+KINDS += ["set_lr", "plateau, Tensor", "plateau, NumPy"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,7 +21,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
-.PHONY: help setup demo board tipc test test-all test-paddle26 docs docs-test chaos bench lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-all test-paddle26 docs docs-test chaos bench bench-quick lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -71,9 +71,14 @@ chaos: $(VENV)   ## 200 kills and 100 faults into real jobs, and the same with p
 	$(PY) -m tests.faults.chaos table
 	$(PY) -m tests.faults.chaos write docs/reliability.md docs/reliability_cn.md
 
+BENCHMARKS = train scale input infer memory overhead
+
 bench: $(VENV) $(VENV_PEERS) ## speed, beside Paddle, PyTorch, ONNX Runtime and OpenVINO; writes docs/performance.md (26 minutes on 2 quiet cores)
-	for name in train scale input infer memory overhead; do $(PY) benchmarks/$$name.py || exit 1; done
+	for name in $(BENCHMARKS); do $(PY) benchmarks/$$name.py || exit 1; done
 	$(PY) benchmarks/report.py
+
+bench-quick: $(VENV) $(VENV_PEERS) ## start every benchmark with a few steps: does it still run? (its figures mean nothing)
+	for name in $(BENCHMARKS); do $(PY) benchmarks/$$name.py --quick --output output/bench-quick || exit 1; done
 
 lint: $(VENV)    ## formatter, linter, type checker
 	$(PY) -m ruff format --check .

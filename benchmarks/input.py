@@ -30,7 +30,7 @@ class Pipeline:
     length = LENGTH
 
     def __init__(self, case: Case) -> None:
-        self.case, self.paths, self.workers, self.job = case, case["paths"], case["workers"], None
+        self.case, self.paths, self.workers = case, case["paths"], case["workers"]
         self.batches = self.forever()
 
     def loader(self, seeded: bool) -> Any:
@@ -54,18 +54,25 @@ class Pipeline:
 
 
 class OurLoader(Pipeline):
-    """ppfleet's loader."""
+    """ppfleet's loader, inside a prepared job, as users have it."""
+
+    def __init__(self, case: Case) -> None:
+        import ppfleet
+
+        super().__init__(case)
+        self.job = ppfleet.Job(case["run"], device="cpu")
+        self.net, _ = self.job.prepare(*self.model())  # compiles the operators, which the loader uses too
+
+    def model(self) -> tuple[Any, Any]:
+        """A network and its optimizer."""
+        import paddle
+
+        net = paddle.nn.Conv2D(3, 8, 3)
+        return net, paddle.optimizer.SGD(parameters=net.parameters())
 
     def loader(self, seeded: bool) -> Any:
-        import ppfleet
         from models.mobilenet_v3_small.data import Images
 
-        if self.job is None:
-            import paddle
-
-            self.job = ppfleet.Job(self.case["run"], device="cpu")
-            net = paddle.nn.Conv2D(3, 8, 3)
-            self.job.prepare(net, paddle.optimizer.SGD(parameters=net.parameters()))  # which compiles, as in any job
         samples = [
             (self.paths[index % len(self.paths)], index % 1000) for index in range(BATCH if seeded else self.length)
         ]

@@ -31,15 +31,18 @@ class OurJob(OurLoader):
     def __init__(self, case: Case) -> None:
         import paddle
 
-        from models.mobilenet_v3_small.net import MobileNetV3Small
-
         self.length = case["images"] * case["ranks"]
         super().__init__(case)
         self.train = self.loader(seeded=False)
-        net = MobileNetV3Small()
-        optimizer = paddle.optimizer.Momentum(RATE, MOMENTUM, parameters=net.parameters(), weight_decay=DECAY)
-        self.net, _ = self.job.prepare(net, optimizer)
         self.loss, self.epochs = paddle.nn.functional.cross_entropy, 0
+
+    def model(self) -> tuple[Any, Any]:
+        import paddle
+
+        from models.mobilenet_v3_small.net import MobileNetV3Small
+
+        net = MobileNetV3Small()
+        return net, paddle.optimizer.Momentum(RATE, MOMENTUM, parameters=net.parameters(), weight_decay=DECAY)
 
     def run(self, epochs: int) -> None:
         self.epochs += epochs
@@ -171,10 +174,11 @@ def main() -> None:
     rounds = 2 if o.quick else o.rounds
     if o.only != "jobs":
         told.append(steps(rounds))
-    if o.only != "steps" and not o.quick:
+    if o.only != "steps":
+        images = BATCH if o.quick else o.images
         with tempfile.TemporaryDirectory() as scratch:
-            paths = make(Path(scratch), 256)
-            told += [jobs(paths, ranks, o.images, max(3, rounds // 2)) for ranks in (1, 2)]
+            paths = make(Path(scratch), 8 if o.quick else 256)
+            told += [jobs(paths, ranks, images, 2 if o.quick else max(3, rounds // 2)) for ranks in (1, 2)]
     cases, rows = zip(*told)
     report.write("scale", o.output, list(rows), list(cases), machine)
 

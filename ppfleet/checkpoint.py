@@ -36,10 +36,18 @@ class Found:
     skipped: tuple[str, ...] = ()
 
 
-def write(root: Path, step: int, files: Mapping[str, Writer], keep: int = 3, best: bool = False) -> Path:
+def write(
+    root: Path,
+    step: int,
+    files: Mapping[str, Writer],
+    keep: int = 3,
+    best: bool = False,
+    replaces: Path | None = None,
+) -> Path:
     """Write a checkpoint of the given files (each by its own writer) below `root`; link it as latest (and best).
 
-    Afterwards only the newest `keep` and the best remain; the new one has been verified by then.
+    Afterwards only the newest `keep` and the best remain, without the one that it `replaces`; the new one has been
+    verified by then.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -58,6 +66,8 @@ def write(root: Path, step: int, files: Mapping[str, Writer], keep: int = 3, bes
         link(root, "latest", target)
         if best:
             link(root, "best", target)
+        if replaces is not None:
+            _remove(replaces)
         _prune(root, keep)
     except OSError as failure:
         raise CheckpointError(disk_message(failure, root)) from failure
@@ -149,11 +159,15 @@ def _prune(root: Path, keep: int) -> None:
     linked = {(root / link).resolve() for link in ("latest", "best")}
     for path in every(root)[max(1, keep) :]:
         if path.resolve() not in linked:
-            condemned = root / f"{TEMPORARY}{path.name}"  # a kill in the midst leaves nothing that looks whole
-            shutil.rmtree(condemned, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                path.rename(condemned)
-            shutil.rmtree(condemned, ignore_errors=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    condemned = path.with_name(f"{TEMPORARY}{path.name}")  # a kill halfway leaves nothing that looks whole
+    shutil.rmtree(condemned, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(condemned)
+    shutil.rmtree(condemned, ignore_errors=True)
 
 
 def _remove_leftovers(root: Path) -> None:

@@ -65,6 +65,7 @@ class Job:
     on_nan      stop: raise on every rank when a loss or gradient is not finite; skip: leave that step out
     save_every  steps between checkpoints inside an epoch; 0: only where the script says job.save
     keep        how many checkpoints stay (the best stays besides)
+    existing    what to do if the directory holds a run and job.resume does not continue it: refuse, or move it aside
     log_every   steps between progress lines
     stall       seconds that a rank may let others wait in a collective before the job is ended (gloo aborts after 30)
     stall_long  the same in sections that may take long: on rank 0 alone (saving, export), and where no work is done
@@ -82,6 +83,7 @@ class Job:
         on_nan: str = "stop",
         save_every: int = 0,
         keep: int = 3,
+        existing: str = "refuse",
         log_every: int = 20,
         stall: float = 25.0,
         stall_long: float = 1800.0,
@@ -110,7 +112,8 @@ class Job:
         self._epochs = 0  # how many there are to be
         self._stepper: Stepper | None = None
         self._board: log.Board | None = None
-        self._run = rundir.RunDir(self.directory, keep)
+        self._run = rundir.RunDir(self.directory, keep, existing)
+        self._owns_directory = False  # whether what it holds is of this run
         self.comm.on_first(self._run.take, "opening of the run directory")
         try:
             log.set_up(self.directory / "logs", self.world.rank)
@@ -227,30 +230,48 @@ class Job:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to do, of `count` in all."""
-        self._ready("job.epochs")
-        self._epochs, place = count, self._place
+        stepper, place = self._ready("job.epochs"), self._place
+        self._epochs = count
         if place.epoch >= count:
             log.info(f"nothing to do: {place.epoch} of {count} epochs are done already")
+        if place.interrupted:  # the loop before, in this process: a notebook's cell is run again
+            self._keeper.loop_ended()
+            stepper.drop_batch()
         try:
             for epoch in range(place.epoch, count):
-                place.epoch, place.in_epochs = epoch, True
+                place.enter_epoch(epoch)
                 self.comm.watch.in_loop = True
                 self._seed_all(epoch)
                 yield epoch
-                place.start_of(epoch + 1)
+                place.leave_epoch()
+                self._keeper.amend(place)
         finally:
-            place.in_epochs = self.comm.watch.in_loop = False
+            place.leave_epochs()
+            self.comm.watch.in_loop = False
 
     def steps(self, loader: Loader) -> Iterator[Any]:
-        """The batches of this epoch that are still to do, with progress, checkpoints and generators seeded for each."""
+        """The batches of this epoch that are still to do, with progress, checkpoints and generators seeded for each.
+
+        An epoch of job.epochs may have several such loops. After a resume in the middle of one, those before it are
+        skipped; what the script does between them is run again.
+        """
         stepper, place = self._ready("job.steps"), self._place
         if not isinstance(loader, Loader):
             raise FleetError(f"job.steps takes what job.loader returns, not a {type(loader).__name__}")
         if not stepper.called:
             raise FleetError("job.steps inside of another job.steps: a job goes over one training set at a time")
-        if place.left:
-            place.start_of(place.epoch + 1)  # the loop before was left by a break, and the script goes on
-        loader.epoch, loader.start = place.epoch, place.position
+        self._own_directory()
+        order = {"samples": loader.plan.length, "shuffle": loader.plan.shuffle}
+        begins = place.begin_loop(order)
+        if place.skipped:
+            self._keeper.loop_repeated()
+        if not begins:
+            return
+        place.skipped = False
+        if place.doubt:
+            log.info(place.doubt)
+        self._keeper.amend(place)
+        loader.epoch, loader.start = place.order_key, place.position
         left = loader.steps_left
         if left is None and self.accumulate > 1:
             raise FleetError(
@@ -258,7 +279,6 @@ class Job:
             )
         if self.settings.agree(self.comm, self._run, loader, self.accumulate) and self.world.first:
             self.board.begin(self.step, self.world.size)
-        place.begin_loop({"samples": loader.plan.length, "shuffle": loader.plan.shuffle})
         label = f"epoch: [{place.epoch + 1}/{self._epochs or '?'}]"
         progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
         batches = iter(loader)
@@ -274,7 +294,7 @@ class Job:
                 progress.waited(time.perf_counter() - asked)
                 place.ahead = loader.position
                 stepper.begin(loader, left)
-                self._seed_all(place.epoch, place.ahead, self.world.rank + 1)
+                self._seed_all(place.order_key, place.ahead, self.world.rank + 1)
                 entry = self.flight.enter("step", f"step {stepper.step + 1}", str(place))
                 yield batch
                 self.flight.leave(entry)
@@ -282,23 +302,29 @@ class Job:
                 left = None if left is None else left - 1
                 if progress.step() and self.world.first:
                     self._report(loader, progress)
+                self._keeper.amend(place)
                 if self.save_every and not stepper.done and stepper.step % self.save_every == 0:
                     self.save()
                 if stepper.asked and not stepper.done:
                     self._preempt()
             over = True
             place.end_loop()
+            self._keeper.loop_ended()
         finally:
             progress.close()
             stepper.abandon()
             self.flight.unwind(depth)
-            place.left = not over
+            if not over:
+                place.leave_loop()
             self.comm.watch.in_loop = place.in_epochs
 
     def _preempt(self) -> NoReturn:
         """All ranks are here, after the same step: one checkpoint, and the end."""
         if not self._keeper.has(self._place):
             self.save()
+        self._end_preempted()
+
+    def _end_preempted(self) -> NoReturn:
         text = f"ending after SIGTERM: saved at step {self.step}; the same command goes on from there"
         log.info(f"{text} (exit code {PREEMPTED})")
         if self._board is not None:
@@ -353,8 +379,8 @@ class Job:
         again after the resume, by a loop over steps of which none is left."""
         stepper = self._stepper
         if stepper is not None and self.comm.watch.unsaved and not stepper.done and not stepper.torn:
-            self._place.back_to_end()
-            self._preempt()
+            self._save("max", {}, repeat=True)
+            self._end_preempted()
         self.comm.watch.preempted("SIGTERM in an evaluation")
 
     # Checkpoints and export
@@ -365,18 +391,24 @@ class Job:
         The first metric decides which is best: `mode` says whether larger ("max") or smaller ("min") is better.
         """
         self._ready("job.save")
+        self._own_directory()
+        self._save(mode, metrics)
+
+    def _save(self, mode: str, metrics: dict[str, float], repeat: bool = False) -> None:
         with self.flight.during("save", "saving"):
-            self._keeper.save(self._place, self.card, mode, metrics)
+            self._keeper.save(self._place, self.card, mode, metrics, repeat)
         self.comm.watch.unsaved = False
 
     def resume(self, source: str | Path = "auto") -> bool:
         """Go on from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
 
-        "auto" takes the newest of this run that verifies, if there is one; "none" starts anew; a path takes that
-        checkpoint, or the newest of that run.
+        "auto" takes the newest of this run that verifies, if there is one; "none" starts from scratch; a path takes
+        that checkpoint, or the newest of that run. Without a call, or with "none", a directory that holds a run is
+        refused at the first step: see `existing`.
         """
         stepper = self._ready("job.resume")
-        found = self._keeper.restore(self._place, self.card, str(source))
+        found, own = self._keeper.restore(self._place, self.card, str(source))
+        self._owns_directory = own
         if found:
             self.flight.step = stepper.step
             self.flight.mark("resumed", f"{found}: epoch {self.epoch}, step {stepper.step}")
@@ -422,6 +454,11 @@ class Job:
             self.comm.watch.stop()
 
     # Details
+
+    def _own_directory(self) -> None:
+        if not self._owns_directory:
+            self.comm.on_first(self._run.refuse_other, "check of the run directory")
+            self._owns_directory = True
 
     def _same_buffers(self, model: Any) -> None:
         if self._stepper is not None and model is self._net:

@@ -21,13 +21,18 @@ from ppfleet.flight import Flight
 from ppfleet.world import World
 
 CARD = "model.json"
+EXISTING = ("refuse", "move")
+# What belongs to one training run; logs and flight records are of the directory.
+_OF_A_RUN = ("checkpoints", "*.pdparams", CARD, "*.json", "history.jsonl", "visualdl", "export")
 
 
 class RunDir:
     """`path` with its checkpoints; the newest `keep` of them stay, and the best."""
 
-    def __init__(self, path: Path, keep: int) -> None:
-        self.path, self.keep = path, keep
+    def __init__(self, path: Path, keep: int, existing: str = EXISTING[0]) -> None:
+        if existing not in EXISTING:
+            raise FleetError(f"existing must be one of {', '.join(EXISTING)}, got {existing!r}")
+        self.path, self.keep, self.existing = path, keep, existing
         self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
 
@@ -38,12 +43,40 @@ class RunDir:
             self._lock = (self.path / ".lock").open("a+")
             # A POSIX lock: it dies with this process and is not inherited by loader workers.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.existing == "move" and self._found():
+                self._move_aside()
         except BlockingIOError:
             raise FleetError(
                 f"another job is writing to {self.path}: wait for it to end, or choose another directory"
             ) from None
         except OSError as failure:
             raise FleetError(files.disk_message(failure, self.path)) from failure
+
+    def _found(self) -> list[str]:
+        """The checkpoints and weights of a run in this directory."""
+        weights = sorted(path.name for path in self.path.glob("*.pdparams"))
+        return [*(path.name for path in checkpoint.every(self.checkpoints)), *weights]
+
+    def refuse_other(self) -> None:
+        """Before the first step or save of a run that was not resumed from here: its checkpoints would take the place
+        of another run's."""
+        found = self._found()
+        if found:
+            raise FleetError(
+                f"{self.path} already holds a run ({len(found)} checkpoints and weight files, newest: {found[0]}), "
+                f"which would be overwritten. Call job.resume() before training to continue it, pass existing='move' "
+                f"to Job to put it aside, or choose another directory"
+            )
+
+    def _move_aside(self) -> None:
+        number = 1
+        while (aside := self.path / f"previous-{number}").exists():
+            number += 1
+        aside.mkdir()
+        for pattern in _OF_A_RUN:
+            for path in sorted(self.path.glob(pattern)):
+                path.rename(aside / path.name)
+        log.info(f"moved the run in {self.path} to {aside}")
 
     def release(self) -> None:
         if self._lock is not None:
@@ -53,8 +86,8 @@ class RunDir:
     def write_settings(self, text: str) -> None:
         files.replace_file(self.path / "settings.json", lambda path: files.write(path, text.encode(errors=files.ODD)))
 
-    def save(self, net: Any, moments: state.Arrays, facts: dict[str, Any]) -> Path:
-        """One checkpoint, and latest.pdparams (best.pdparams) beside it."""
+    def save(self, net: Any, moments: state.Arrays, facts: dict[str, Any], replaces: Path | None = None) -> Path:
+        """One checkpoint, and latest.pdparams (best.pdparams) beside it; the one that it `replaces` is removed."""
         best = bool(facts["is_best"])
         model, optimizer = state.to_bytes(state.model_arrays(net)), state.to_bytes(moments)
         writers: dict[str, files.Writer] = {
@@ -62,7 +95,7 @@ class RunDir:
             "optimizer.safetensors": lambda path: files.write(path, optimizer),
             "state.json": lambda path: files.write(path, json.dumps(facts, indent=1).encode()),
         }
-        written = checkpoint.write(self.checkpoints, int(facts["step"]), writers, self.keep, best)
+        written = checkpoint.write(self.checkpoints, int(facts["step"]), writers, self.keep, best, replaces)
         self._write_weights(net, facts)
         return written
 
@@ -70,15 +103,7 @@ class RunDir:
         """For other tools, which read no checkpoints: the weights, and the card that says what they mean."""
         weights, card = net.state_dict(), files.json_bytes(facts["card"])
         if facts["card"]:
-            path = self.path / CARD
-            try:
-                other = path.exists() and differences(json.loads(path.read_bytes()), facts["card"])
-            except ValueError as failure:
-                raise CheckpointError(f"{path} is damaged ({failure}): remove it") from None
-            if other:
-                for name in ("latest", "best"):  # of an earlier run, which meant something else
-                    (self.path / f"{name}.pdparams").unlink(missing_ok=True)
-            files.replace_file(path, lambda path: files.write(path, card))
+            files.replace_file(self.path / CARD, lambda path: files.write(path, card))
         for name in ("latest", "best") if facts["is_best"] else ("latest",):
             files.replace_file(self.path / f"{name}.pdparams", lambda path: paddle.save(weights, str(path)))
 

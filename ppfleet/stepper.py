@@ -53,6 +53,13 @@ class Stepper:
     def backward(self, loss: Any, where: str) -> None:
         if self.called:
             raise FleetError("job.backward belongs inside `for batch in job.steps(loader)`, once for each batch")
+        if self.torn:
+            raise FleetError(
+                "the step before was interrupted while the optimizer changed the weights, which are now between two "
+                "steps: call job.resume() to go back to the last checkpoint"
+            )
+        if self.done == 0:
+            self._refuse_leftovers()
         if loss.size != 1:
             raise FleetError(
                 f"job.backward needs a single number, this loss has shape {list(loss.shape)}: take its mean"
@@ -68,6 +75,23 @@ class Stepper:
         self.done += 1
         if self.done == self.group:
             self._finish(where)
+
+    def _refuse_leftovers(self) -> None:
+        """Gradients of another loss would be added to this one's without a word. (Zeros, as clear_grad() leaves them,
+        change nothing.)"""
+        for name, parameter in zip(self.exchange.names, self.exchange.parameters):
+            gradient = parameter._grad_ivar()
+            if gradient is not None and bool((gradient != 0).any()):
+                raise FleetError(
+                    f"{name} already has a gradient before job.backward on {self.comm.world.name()}, from another "
+                    f"loss.backward(): the two would be added. Call job.backward(loss + other) to train on both, or "
+                    f"optimizer.clear_grad() before job.backward to drop the other one"
+                )
+
+    def drop_batch(self) -> None:
+        """What an interrupted batch has left behind: gradients, and the statistics of its forward pass."""
+        self._clear()
+        self.exchange.forget_step()
 
     def end(self, where: str) -> None:
         """The loop has come back for the next batch."""

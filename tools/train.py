@@ -40,6 +40,7 @@ def train(o: Namespace) -> None:
         amp=o.amp_level,
         on_nan=o.on_nan,
         save_every=o.save_every,
+        existing="move" if o.resume == "none" else "refuse",
     )
     files = find_files(job, o)
     how = preprocess.settings(o.image_size or 224)
@@ -158,7 +159,10 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
     add("--seed", type=int, default=0, help="decides initial weights, order, augmentation, dropout")
     add("--workers", type=number(int, 0), help="threads that load images, a rank (default: by the number of cores)")
     add(
-        "--resume", default="auto", help="auto: go on if there is a checkpoint; none: anew; or a checkpoint's directory"
+        "--resume",
+        default="auto",
+        help="auto: continue if there is a checkpoint; none: from scratch, a run in the directory is moved to "
+        "previous-1; or a checkpoint's directory",
     )
     add("--save-every", type=number(int, 0), default=500, help="steps between checkpoints inside of an epoch; 0: none")
     parser.switch("--fast-cpu", "on a CPU, use ppfleet's own operators", default=True)

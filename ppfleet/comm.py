@@ -8,7 +8,6 @@ interrupted, and fails as soon as rank 0 dies. Gradients of ranks that share a h
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import secrets
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from ppfleet import errors, log, rollcall, store
+from ppfleet import errors, log, rollcall, store, wire
 from ppfleet.errors import CommError, MismatchError, WorldError
 from ppfleet.flight import Entry, Flight
 from ppfleet.judge import Limits
@@ -33,6 +32,10 @@ T = TypeVar("T")
 DEVICES = ("auto", "cpu", "gpu")
 _SAY_AFTER = 10.0  # seconds of waiting before a message says for whom
 _TO_LEARN = 2.0  # seconds for the watch to learn why an operation failed
+_INLINE = 1 << 16  # bytes of a gathered value that go through the store, which refuses more than about 12 MB
+_RESULT = 1 << 12  # the same of a result of rank 0, which stays in the store
+_PIECE = 1 << 26  # bytes of a larger value in one collective: far from gloo's time limit
+_PLAIN, _LARGE, _FAULT = b"=", b"#", b"!"  # what follows in the store: the value, its length, why it cannot be sent
 # What gloo cannot add up: float16 comes back as inf, the others end the process.
 _GLOO_REFUSES = ("float16", "int16", "complex64", "complex128")
 
@@ -64,6 +67,7 @@ class Comm:
         self.watch = Watch(world, self.flight, limits)
         self._compared: set[tuple[str, str]] = set()
         self._store: Any = None
+        self._exchanges = 0  # made so far, the same on all ranks
         if world.alone:
             return
         if dist.is_initialized():
@@ -155,9 +159,9 @@ class Comm:
         if self.world.alone:
             return data or b""
         length = self.gather(len(data) if data is not None else 0, what)[0]
-        piece, parts = 1 << 26, []
-        for start in range(0, length, piece):
-            stop = min(length, start + piece)
+        parts = []
+        for start in range(0, length, _PIECE):
+            stop = min(length, start + _PIECE)
             if self.world.first and data is not None:
                 tensor = _as_tensor(data[start:stop])
             else:
@@ -179,40 +183,85 @@ class Comm:
     # Waiting
 
     def gather(self, value: Any, what: str = "gather") -> list[Any]:
-        """What each rank brought (plain JSON data), in the order of ranks. Waits for late ranks."""
+        """What each rank brought, in the order of ranks. Waits for late ranks.
+
+        Plain JSON data of any size: numbers, strings, None, lists, dicts with string keys; a tuple arrives as a list.
+        Anything else is a CommError on every rank, also in a job of one.
+        """
         if self.world.alone:
-            return [value]
+            return [wire.decode(self._encoded(value, what))]
         with self._operation("meeting", what) as entry:
             return self._exchanged(entry, value)
 
+    def _encoded(self, value: Any, what: str) -> bytes:
+        try:
+            return wire.encode(value)
+        except wire.NotPlain as fault:
+            raise CommError(self._refusal(what, self.world.rank, str(fault))) from None
+
+    def _refusal(self, what: str, rank: int, fault: str) -> str:
+        return f"{what}: the value of {self.world.name(rank)} cannot be sent to other ranks: {fault}"
+
     def _exchanged(self, entry: Entry, value: Any) -> list[Any]:
-        key, what = _key(entry), entry.what
+        key, what, data = _key(entry), entry.what, b""
+        # The store cannot delete a key nor shrink a value, so keys are used again. Two take turns: every rank has read
+        # the last but one when it has come to the last.
+        self._exchanges += 1
+        slot = f"ppfleet/values/{self._exchanges % 2}"
+        try:
+            data = wire.encode(value)
+            message = _PLAIN + data if len(data) <= _INLINE else _LARGE + str(len(data)).encode()
+        except wire.NotPlain as fault:
+            message = _FAULT + str(fault).encode()  # the others must learn of it: they wait
         with self._translated(what, entry.operation):
-            self._store.set(f"{key}/{self.world.rank}", json.dumps(value).encode())
+            self._store.set(f"{slot}/{self.world.rank}", message)
             self._store.add(key, 1)
         self._poll(entry, self.world.size)
         with self._translated(what, entry.operation):
-            return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.world.size)]
+            messages = [self._store.get(f"{slot}/{rank}") for rank in range(self.world.size)]
+        for rank, message in enumerate(messages):
+            if message[:1] == _FAULT:
+                raise CommError(self._refusal(what, rank, message[1:].decode()))
+        return [
+            wire.decode(
+                self._sent(entry, rank, data, int(message[1:])) if message[:1] == _LARGE else message[1:],
+            )
+            for rank, message in enumerate(messages)
+        ]
+
+    def _sent(self, entry: Entry, source: int, data: bytes, length: int) -> bytes:
+        """The bytes of rank `source` on every rank, all of which are here: by collectives, in pieces."""
+        parts = []
+        for start in range(0, length, _PIECE):
+            stop = min(length, start + _PIECE)
+            mine = source == self.world.rank
+            tensor = _as_tensor(data[start:stop]) if mine else paddle.empty([stop - start], dtype="uint8")
+            with self._translated(entry.what, entry.operation):
+                dist.broadcast(tensor, src=source)
+            parts.append(b"" if mine else tensor.numpy().tobytes())
+        return data if source == self.world.rank else b"".join(parts)
 
     def barrier(self, what: str = "barrier") -> None:
         """Wait until every rank is here, however long that takes; after a while say who is not."""
         self.gather(None, what)
 
     def on_first(self, work: Callable[[], T], what: str) -> T:
-        """Run `work` on rank 0 only and give every rank its result (plain JSON data).
+        """Run `work` on rank 0 only and give every rank its result (plain JSON data, as for `gather`).
 
         The others wait on the store. If `work` raises, every rank raises: rank 0 the exception itself, the others
         one of the same family that says it came from rank 0.
         """
         if self.world.alone:
             with self.flight.during("work", what):
-                return work()
+                return wire.decode(self._encoded(work(), what))  # type: ignore[no-any-return]
         if self.world.first:
-            with self._operation("work", what) as entry, self._published(_key(entry)) as outcome:
+            with self._operation("work", what) as entry, self._published(entry) as outcome:
                 outcome["result"] = work()
-            result: T = outcome["result"]
-            return result
-        return self._awaited(what)  # type: ignore[no-any-return]
+        else:
+            outcome = self._awaited(what)
+        if outcome.get("large"):
+            return self.gather(outcome.get("result"), what)[0]  # type: ignore[no-any-return]
+        return outcome.get("result")  # type: ignore[return-value]
 
     @contextmanager
     def first(self, what: str) -> Iterator[None]:
@@ -221,43 +270,47 @@ class Comm:
             yield
             return
         if self.world.first:
-            with self._operation("work", what) as entry, self._published(_key(entry)):
+            with self._operation("work", what) as entry, self._published(entry):
                 yield
             return
         self._awaited(what)
         with self.flight.during("work", what):
             yield
 
-    def _awaited(self, what: str) -> Any:
+    def _awaited(self, what: str) -> dict[str, Any]:
         """What rank 0 published."""
         with self._operation("meeting", what) as entry:
             self._poll(entry, 1)
             return self._outcome(entry)
 
     @contextmanager
-    def _published(self, key: str) -> Iterator[dict[str, Any]]:
+    def _published(self, entry: Entry) -> Iterator[dict[str, Any]]:
+        """Tell the others the result that the block puts into the dictionary, or that it is too large for the store,
+        or what the block raised. The result becomes what the others read."""
         outcome: dict[str, Any] = {}
-        message = b""
+        message, key = b"", _key(entry)
         try:
             yield outcome
-            message = json.dumps(outcome).encode()
+            message = self._encoded(outcome.get("result"), entry.what)
+            outcome.update(result=wire.decode(message), large=len(message) > _RESULT)
+            message = wire.encode({"large": True} if outcome["large"] else outcome)
         except BaseException as failure:
-            message = json.dumps({"error": [type(failure).__name__, str(failure)]}).encode()
+            message = wire.encode({"error": [type(failure).__name__, str(failure)]})
             raise
         finally:
             # Also when interrupted: whoever waits must learn of it.
             self._store.set(f"{key}/outcome", message)
             self._store.add(key, 1)
 
-    def _outcome(self, entry: Entry) -> Any:
+    def _outcome(self, entry: Entry) -> dict[str, Any]:
         with self._translated(entry.what, entry.operation):
-            outcome = json.loads(self._store.get(f"{_key(entry)}/outcome"))
+            outcome: dict[str, Any] = wire.decode(self._store.get(f"{_key(entry)}/outcome"))
         if "error" in outcome:
             kind, text = outcome["error"]
             family = errors.named(kind)
             text = text if family.__name__ == kind else f"{kind}: {text}"
             raise family(f"{entry.what} failed on {self.world.name(0)}: {text}")
-        return outcome.get("result")
+        return outcome
 
     @contextmanager
     def _operation(self, kind: str, what: str, detail: str = "") -> Iterator[Entry]:

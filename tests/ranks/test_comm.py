@@ -106,7 +106,8 @@ def test_an_exception_in_a_rank_0_section_raises_on_all(tmp_path):
 
 def test_a_result_that_cannot_travel_is_an_error_on_all(tmp_path):
     first, other = run_raising(failing_section, 2, tmp_path, "not plain")
-    assert first[0] == "TypeError" and "a sum failed on rank 0" in other[1] and "not JSON serializable" in other[1]
+    assert first[0] == other[0] == "CommError" and "a sum failed on rank 0" in other[1]
+    assert "a float32 at value: pass .item()" in first[1] and "a float32 at value: pass .item()" in other[1]
 
 
 def long_section(seconds):
@@ -228,3 +229,113 @@ def meetings_under_signals():
 
 def test_a_signal_does_not_fail_what_waits_on_the_store(tmp_path):
     assert all(count > 0 for count in run(meetings_under_signals, 2, tmp_path))
+
+
+def resident_mb():
+    from pathlib import Path
+
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def large_values(megabytes):
+    comm = make()
+    rank = comm.world.rank
+    values = comm.gather(f"{rank}" * (megabytes * 1_000_000))
+    mixed = comm.gather({"text": "x" * 3_000_000 * rank})  # rank 0's travels another way than the others'
+    result = comm.on_first(lambda: "y" * (megabytes * 1_000_000), "a large result")
+    return {
+        "values": [[value[0], len(value), len(set(value))] for value in values],
+        "mixed": [len(part["text"]) for part in mixed],
+        "result": [len(result), result[0]],
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_gather_and_on_first_take_values_of_any_size(tmp_path, size):
+    megabytes = 40 if size < 3 else 18
+    for seen in run(large_values, size, tmp_path, megabytes):
+        assert seen["values"] == [[str(rank), megabytes * 1_000_000, 1] for rank in range(size)]
+        assert seen["mixed"] == [3_000_000 * rank for rank in range(size)]
+        assert seen["result"] == [megabytes * 1_000_000, "y"]
+
+
+def many_gathers(count, length):
+    comm = make()
+    comm.gather("x" * length)
+    comm.barrier()
+    before = resident_mb()
+    for _ in range(count):
+        assert [len(value) for value in comm.gather("x" * length)] == [length] * comm.world.size
+        comm.on_first(lambda: "y" * length, "a result")
+    return resident_mb() - before
+
+
+@pytest.mark.parametrize(("count", "length"), [(200, 1_000_000), (1500, 60_000)])
+def test_gathers_do_not_fill_the_memory_of_rank_0(tmp_path, count, length):
+    """Together 400 and 180 MB of values go through rank 0."""
+    grown = run(many_gathers, 2, tmp_path, count, length)
+    assert max(grown) < 60, grown
+
+
+class Opaque:
+    pass
+
+
+FAULTS = {
+    "array": "a ndarray at value: pass .tolist()",
+    "scalar": "a float32 at value['loss']: pass .item()",
+    "key": "the dict key 3 at value[0]['rows']",
+    "set": "a set at value",
+    "object": "a Opaque at value[0]",
+    "circle": "nested too deeply",
+}
+
+
+def values_that_cannot_travel():
+    """What `gather` says to a value that the last rank brings, and `on_first` to such a result."""
+    import numpy as np
+
+    comm = make()
+    circle = []
+    circle.append(circle)
+    values = [np.zeros(3, "float32"), {"loss": np.float32(1)}, [{"rows": {3: "three"}}], {1, 2}, [Opaque()], circle]
+    last = comm.world.rank == comm.world.size - 1
+
+    def said(call):
+        try:
+            return [None, str(call())]
+        except Exception as failure:  # noqa: BLE001 - which one it is, is the question
+            return [type(failure).__name__, str(failure)]
+
+    return [
+        [
+            said(lambda: comm.gather(value if last else 1, "a gather")),  # noqa: B023
+            said(lambda: comm.on_first(lambda: value, "a result")),  # noqa: B023
+            comm.gather(1),  # the job can go on
+        ]
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_value_that_cannot_travel_is_the_same_error_on_any_number_of_ranks(tmp_path, size):
+    for seen in run(values_that_cannot_travel, size, tmp_path):
+        for part, (gathered, result, after) in zip(FAULTS.values(), seen):
+            assert gathered[0] == result[0] == "CommError", (gathered, result)
+            assert part in gathered[1] and part in result[1]
+            assert f"rank {size - 1}" in gathered[1] and "rank 0" in result[1]
+            assert "died" not in gathered[1] + result[1]
+            assert after == [1] * size
+
+
+def shapes_of_values():
+    comm = make()
+    value = {"nan": float("nan"), "inf": -float("inf"), "pair": (1, 2.5), "text": "\u00e9\ud800", "big": 1 << 200}
+    return [repr(comm.gather(value)[-1]), repr(comm.on_first(lambda: value, "a result"))]
+
+
+def test_values_arrive_alike_on_any_number_of_ranks(tmp_path):
+    alone = run(shapes_of_values, 1, tmp_path)[0]
+    assert "nan" in alone[0] and "-inf" in alone[0] and "[1, 2.5]" in alone[0] and str(1 << 200) in alone[0]
+    assert alone[0] == alone[1]
+    assert run(shapes_of_values, 2, tmp_path) == [alone, alone]

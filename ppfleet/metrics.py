@@ -1,12 +1,13 @@
 """Metrics as sums and counts over real samples; never a mean of means.
 
-A metric is a function `(output, *targets) -> one value per sample`, or `-> (sums, counts)` where a sample holds more or
-less than one thing to count (tokens, boxes). `Totals` adds them up exactly: the sum is kept as a whole number, so
-neither the order of the samples nor the number of ranks can change a digit of it.
+A metric is a function `(output, *targets) -> one value per sample`, or `-> (sums, counts)`, both per sample, where a
+sample holds more or less than one thing to count (tokens, boxes). `Totals` adds them up exactly: the sum is kept as a
+whole number, so neither the order of the samples nor the number of ranks can change a digit of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -48,9 +49,11 @@ class Totals:
         self._pending: list[tuple[str, Any, Any, int]] = []
 
     def add(self, name: str, values: Any, weights: Any = None, real: int | None = None) -> None:
-        """Add one value per sample (array or tensor); of a padded batch only the first `real` count."""
-        if len(getattr(values, "shape", ())) != 1:
-            raise DataError(f"metric {name!r} must give one value per sample, shape [batch], not {values!r:.80}")
+        """Add one value per sample (array, tensor or list); of a padded batch only the first `real` count."""
+        values = per_sample(name, values)
+        weights = None if weights is None else per_sample(name, weights)
+        if weights is not None and len(weights) != len(values):
+            raise DataError(f"metric {name!r} returned {len(values)} values and {len(weights)} weights")
         # Held as they come: fetching from a card here would make every evaluation step wait for it.
         self._pending.append((name, values, weights, int(values.shape[0]) if real is None else real))
         if len(self._pending) >= _HELD:
@@ -59,7 +62,10 @@ class Totals:
     def _flush(self) -> None:
         for name, values, weights, real in self._pending:
             self._sums.setdefault(name, ExactSum()).add(_doubles(values)[:real])
-            self._counts.setdefault(name, ExactSum()).add([1.0] * real if weights is None else _doubles(weights)[:real])
+            counts = [1.0] * real if weights is None else _doubles(weights)[:real]
+            if not all(map(math.isfinite, counts)):
+                raise DataError(f"metric {name!r} returned a weight that is NaN or infinite: weights must be finite")
+            self._counts.setdefault(name, ExactSum()).add(counts)
         self._pending.clear()
 
     def to_json(self) -> dict[str, list[Any]]:
@@ -93,6 +99,16 @@ class Totals:
         """The sum itself."""
         self._flush()
         return float(self._sums[name])
+
+
+def per_sample(name: str, values: Any) -> Any:
+    """The array or tensor of one dimension that a metric returned; a list of numbers becomes one."""
+    if isinstance(values, list) and all(len(getattr(number, "shape", ())) == 0 for number in values):
+        with contextlib.suppress(TypeError, ValueError):  # no numbers: refused below
+            values = np.array([float(number) for number in values])
+    if len(getattr(values, "shape", ())) != 1:
+        raise DataError(f"metric {name!r} must give one value per sample, shape [batch], not {values!r:.80}")
+    return values
 
 
 def _doubles(values: Any) -> list[float]:

@@ -74,3 +74,24 @@ def test_nothing_counted_is_nan():
 def test_a_mean_is_refused():
     with pytest.raises(DataError, match="one value per sample"):
         Totals().add("accuracy", np.float32(0.9))
+
+
+@pytest.mark.parametrize("values", [["a", "b"], [[1.0], [2.0]], [np.zeros(2), np.zeros(2)], 0.5, None])
+def test_only_numbers_are_values(values):
+    with pytest.raises(DataError, match="one value per sample"):
+        Totals().add("accuracy", values)
+
+
+def test_a_list_of_numbers_is_as_good_as_an_array():
+    totals = Totals()
+    totals.add("per_token", [10, np.float32(2.0), True], [5, 1, 0.5])
+    assert totals.means() == {"per_token": 13 / 6.5}
+
+
+def test_weights_must_be_as_many_as_values_and_finite():
+    with pytest.raises(DataError, match="2 values and 1 weights"):
+        Totals().add("loss", [1.0, 2.0], [1.0])
+    totals = Totals()
+    totals.add("loss", [1.0, 2.0], [1.0, math.inf])
+    with pytest.raises(DataError, match="finite"):
+        totals.means()

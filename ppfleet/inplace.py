@@ -29,8 +29,9 @@ class InPlaceDataset(Dataset):
     """A data set that `job.loader(..., workers=N)` reads with N threads instead of processes.
 
     A subclass has `fields`, `__len__` and `draw_into`, which must be a function of its arguments alone: all chance
-    comes from `chance`, nothing but `sample` is changed. Threads gain where it is busy outside of Python: reading
-    files, in OpenCV, in NumPy. A subclass with a `__getitem__` of its own is read like any other data set.
+    comes from `chance` (the generators of NumPy and Paddle are shared by the threads and cannot be seeded for each
+    sample), nothing but `sample` is changed. Threads gain where it is busy outside of Python: reading files, in
+    OpenCV, in NumPy. A subclass with a `__getitem__` of its own is read like any other data set.
     """
 
     fields: Sequence[tuple[tuple[int, ...], Any]]  # shape and dtype of each part of a sample

@@ -1,7 +1,7 @@
 """Batches in the sampler's order: per-sample randomness, threads or worker processes, masks, a check of shared memory.
 
-Every sample is drawn with `random` and `numpy.random` freshly seeded from (seed, epoch, index), so augmentation does
-not depend on the number of workers or ranks, nor on where a run was interrupted.
+Every sample is drawn with `random`, `numpy.random` and Paddle's generator freshly seeded from (seed, epoch, index), so
+augmentation does not depend on the number of workers or ranks, nor on where a run was interrupted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import signal
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Callable
 
 import numpy as np
@@ -31,9 +32,29 @@ _FAILED = "ppfleet: drawing this batch failed"
 
 
 def seed_everything(number: int) -> None:
-    """Seed `random` and `numpy.random`, which data sets and augmentation draw from."""
+    """Seed what data sets and augmentation draw from: `random`, `numpy.random` and Paddle's generator."""
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
+    for generator in _generators():
+        generator.manual_seed(number >> 33)
+
+
+@contextmanager
+def _own_numbers() -> Iterator[None]:
+    """Draw samples in here: Paddle's generator, which dropout draws from as well, is left as it was."""
+    states = [(generator, generator.get_state()) for generator in _generators()]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def _generators() -> list[Any]:
+    """Paddle's, that of the CPU and that of the card in use. A loader worker uses none, and must not touch one."""
+    core, (kind, _, card) = paddle.framework.core, paddle.get_device().partition(":")
+    cards = [core.default_cuda_generator(int(card))] if kind == "gpu" else []
+    return [core.default_cpu_generator(), *cards]
 
 
 class Loader:
@@ -90,7 +111,9 @@ class Loader:
         if not self._workers or not len(keys):
             # Not Paddle's own path for zero workers: that reads ahead in a thread, and the global generators with it.
             for key in keys:
-                yield to_tensors(draw(key), self._tensor)
+                with _own_numbers():
+                    data = to_tensors(draw(key), self._tensor)
+                yield data
             return
         loader = DataLoader(
             draw,
@@ -146,7 +169,8 @@ class StreamLoader(Loader):
     """The same for an `IterableDataset`: every rank reads the whole stream and keeps its slice of each global batch.
 
     So all ranks see the same end, and equal step counts need no communication. The stream must give the same
-    samples in the same order on every rank; its randomness should come from `random` or `numpy.random`.
+    samples in the same order on every rank; its randomness must come from `random`, `numpy.random` or Paddle's
+    generator, which are seeded for each sample.
     """
 
     def __init__(self, dataset: Any, plan: Plan, collate: Collate | None) -> None:
@@ -161,24 +185,31 @@ class StreamLoader(Loader):
         return None
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
-        position, group = 0, []
-        seed_everything(mix(self.plan.seed, epoch))  # a stream may draw its whole order when it is opened
-        samples = iter(self._stream)
-        while True:
+        with _own_numbers():
+            seed_everything(mix(self.plan.seed, epoch))  # a stream may draw its whole order when it is opened
+            samples, position, full = iter(self._stream), 0, True
+        while full:
+            with _own_numbers():
+                group, position = self._group(samples, epoch, position, start)
+                full = len(group) == self.plan.global_batch
+                if not full and not (group and self.plan.tail == "pad"):
+                    return
+                data = self._batch(group, position)
+            yield data
+
+    def _group(self, samples: Iterator[Any], epoch: int, position: int, start: int) -> tuple[list[Any], int]:
+        """The samples of the next global batch, fewer at the end of the stream, and the position after them."""
+        group: list[Any] = []
+        while len(group) < self.plan.global_batch:
             seed_everything(mix(self.plan.seed, epoch, position))
             try:
                 sample = next(samples)
             except StopIteration:
                 break
             position += 1
-            if position <= start:
-                continue  # before the point of resumption: the stream can only be read from its start
-            group.append(sample)
-            if len(group) == self.plan.global_batch:
-                yield self._batch(group, position)
-                group = []
-        if group and self.plan.tail == "pad":
-            yield self._batch(group, position)
+            if position > start:  # a stream can only be read from its start, also after a resume
+                group.append(sample)
+        return group, position
 
     def _batch(self, group: list[Any], position: int) -> Any:
         start = self.plan.rank * self.plan.batch_size

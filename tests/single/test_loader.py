@@ -376,3 +376,50 @@ def dictionaries(workers):
         "tensor": isinstance(batch["x"], paddle.Tensor),
         "names": list(batch["name"]),
     }
+
+
+def paddle_draws(workers, rank, size, start, stream):
+    """Index, and what each sample draws from Paddle's generator: in the data set and, as a tensor, in a transform."""
+    import paddle
+
+    from ppfleet.loader import make_loader
+
+    def draw(index):
+        noise = paddle.uniform([2], min=0, max=1).numpy().tolist()
+        return np.array([index, *noise, paddle.randint(0, 1 << 30, [1]).item()], dtype="float64")
+
+    class Draws(paddle.io.Dataset):
+        def __len__(self):
+            return 32
+
+        def __getitem__(self, index):
+            return draw(index)
+
+    class Stream(paddle.io.IterableDataset):
+        def __iter__(self):
+            for index in range(32):
+                yield draw(index)
+
+    plan = {"batch_size": 8 // size, "rank": rank, "size": size, "seed": 3, "shuffle": not stream, "tail": "drop"}
+    loader = make_loader(Stream() if stream else Draws(), plan, workers)
+    loader.epoch, loader.start = 1, start
+    paddle.seed(100 + rank)  # what the training loop has left behind
+    rows, undisturbed = [], []
+    for batch in loader:
+        rows += batch.numpy().tolist()
+        undisturbed += paddle.rand([1]).tolist()  # dropout of the training step
+    paddle.seed(100 + rank)
+    return {"rows": sorted(rows), "undisturbed": undisturbed == [paddle.rand([1]).item() for _ in undisturbed]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_draws_from_paddles_generator_belong_to_the_sample(tmp_path, stream):
+    (whole,) = run(paddle_draws, 1, tmp_path, 0, 0, 1, 0, stream)
+    assert len({tuple(row[1:]) for row in whole["rows"]}) == 32
+    (again,) = run(paddle_draws, 1, tmp_path, 0 if stream else 2, 0, 1, 0, stream)
+    halves = [run(paddle_draws, 1, tmp_path, 0, rank, 2, 0, stream)[0] for rank in range(2)]
+    (resumed,) = run(paddle_draws, 1, tmp_path, 0, 0, 1, 16, stream)
+    assert again["rows"] == whole["rows"]
+    assert sorted(row for half in halves for row in half["rows"]) == whole["rows"]
+    assert len(resumed["rows"]) == 16 and all(row in whole["rows"] for row in resumed["rows"])
+    assert all(part["undisturbed"] for part in (whole, again, *halves, resumed))

@@ -206,3 +206,40 @@ def test_an_explicit_checkpoint_goes_back_and_becomes_the_newest(tmp_path):
     ((first, again),) = run(explicit, 1, tmp_path / "out", str(tmp_path / "run"), {**options, "keep": 9})
     assert first == again
     assert (tmp_path / "run/checkpoints/latest").resolve().name == "000005-step-10"
+
+
+def with_paddles_numbers(directory, workers, stop):
+    """Augmentation and dropout draw from Paddle's generator, and so does the evaluation in the middle of the epoch."""
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from ppfleet import metrics, state
+    from tests import blocks
+
+    class Noisy(blocks.Points):
+        def __getitem__(self, index):
+            point, label = super().__getitem__(index)
+            return point + paddle.uniform([16]).numpy(), label
+
+    job = ppfleet.Job(directory, device="cpu", seed=7)
+    net = blocks.mlp(dropout=0.3)
+    net, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    train = job.loader(Noisy(64), 16 // job.world.size, shuffle=True, workers=workers)
+    val = job.loader(Noisy(24), 8, workers=workers)
+    job.resume()
+    for _ in job.epochs(2):
+        for points, labels in job.steps(train):
+            job.backward(F.cross_entropy(net(points), labels))
+            if job.step % 3 == 0:
+                job.evaluate(net, val, top1=metrics.top1)
+            if job.step == stop:
+                job.save()
+                return "stopped"
+    return state.fingerprint(job._net)
+
+
+def test_resume_with_augmentation_by_paddle(tmp_path):
+    whole = run(with_paddles_numbers, 1, tmp_path / "out", str(tmp_path / "whole"), 0, 0)
+    assert run(with_paddles_numbers, 1, tmp_path / "out", str(tmp_path / "parts"), 0, 5) == ["stopped"]
+    assert run(with_paddles_numbers, 1, tmp_path / "out", str(tmp_path / "parts"), 2, 0) == whole

@@ -224,7 +224,9 @@ class Job:
             "shuffle": shuffle,
             "tail": tail or ("drop" if shuffle else "pad"),
         }
-        return make_loader(dataset, plan, workers, collate, self.world.local_size)
+        loader = make_loader(dataset, plan, workers, collate, self.world.local_size)
+        loader.epoch_of_job = lambda: (self.epoch, self._place.in_epochs)
+        return loader
 
     # The loop
 

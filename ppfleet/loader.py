@@ -58,17 +58,25 @@ def _generators() -> list[Any]:
 
 
 class Loader:
-    """Iterable of this rank's batches. A pass begins at sample `start` of `epoch`, which the job sets for training.
+    """Iterable of this rank's batches.
+
+    `job.steps(loader)` takes the order of the job's epoch, from where a checkpoint was left; `job.evaluate` that of
+    epoch 0. A pass by hand, `for batch in loader`, takes the order of the epoch that `job.epochs` is in, and each
+    further pass in the same epoch a new one. So what an epoch sees is the same after a resume at its start.
 
     While a batch is in the loop's hands, `position` is the sample after its global batch, `mask` says which of this
     rank's samples are real, and `weights` (float32) makes `(losses * weights).mean()`, averaged over ranks, the mean
-    over the real samples of the global batch.
+    over the real samples of the global batch; `losses` must have the shape [batch_size].
     """
 
     def __init__(self, dataset: Any, plan: Plan, workers: int, collate: Collate | None, local_size: int) -> None:
         self.plan = plan
-        self.epoch = 0
+        # The job's epoch for a pass by hand, and whether it is made inside of job.epochs.
+        self.epoch_of_job: Callable[[], tuple[int, bool]] = lambda: (0, False)
         self.start = 0
+        self._epoch = 0
+        self._told = False  # whether the epoch of the next pass was set
+        self._by_hand = ((0, False), 0)  # how many passes were made by hand in the newest of these
         self.position = 0
         self.real = 0  # samples of the global batch in hand
         self.mask = np.ones(plan.batch_size, dtype=bool)
@@ -83,6 +91,15 @@ class Loader:
         self._local_size = local_size
         self._shared_memory: bool | None = None
 
+    @property
+    def epoch(self) -> int:
+        """The epoch whose order the pass at hand has. Set it to choose that of the next pass."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._epoch, self._told = number, True
+
     def __len__(self) -> int:
         """Steps of a whole epoch."""
         return self.plan.steps()
@@ -94,7 +111,17 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         # Taken now: a pass over a data set starts at its beginning unless the job says otherwise.
         start, self.start = self.start, 0
-        return self._batches(self.epoch, start)
+        if not self._told:
+            self._epoch = self._next_by_hand()
+        self._told = False
+        return self._batches(self._epoch, start)
+
+    def _next_by_hand(self) -> int:
+        """The job's epoch for its first pass by hand, then numbers that no epoch has."""
+        where = self.epoch_of_job()
+        done = self._by_hand[1] if self._by_hand[0] == where else 0
+        self._by_hand = (where, done + 1)
+        return where[0] + (done << 32)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         keys = _Keys(self.plan, epoch, start)

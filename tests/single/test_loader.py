@@ -423,3 +423,98 @@ def test_draws_from_paddles_generator_belong_to_the_sample(tmp_path, stream):
     assert sorted(row for half in halves for row in half["rows"]) == whole["rows"]
     assert len(resumed["rows"]) == 16 and all(row in whole["rows"] for row in resumed["rows"])
     assert all(part["undisturbed"] for part in (whole, again, *halves, resumed))
+
+
+def passes_by_hand(path, resumed):
+    """The order of each pass that a script makes by itself: outside of job.epochs, and twice in each epoch."""
+    import paddle
+    import paddle.nn.functional as F
+
+    import ppfleet
+    from tests import blocks
+
+    job = ppfleet.Job(path, device="cpu", seed=3)
+    net = blocks.mlp()
+    net, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    other = job.loader(Numbers(12), 4, shuffle=True)
+    train = job.loader(blocks.Points(16), 8, shuffle=True)
+
+    def order():
+        return [int(number) for batch in other for number in batch]
+
+    orders = {} if resumed else {"before": [order() for _ in range(3)]}
+    job.resume()
+    order()  # a look at the data, which must not change what the epochs see
+    for epoch in job.epochs(4):
+        orders[f"epoch {epoch}"] = [order()]
+        for points, labels in job.steps(train):
+            job.backward(F.cross_entropy(net(points), labels))
+        orders[f"epoch {epoch}"].append(order())
+        if not resumed:
+            job.save()
+            if epoch == 1:
+                break
+    return orders
+
+
+class Numbers:
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return np.int64(index)
+
+
+def test_passes_by_hand_are_shuffled_anew_and_the_same_after_a_resume(tmp_path):
+    (first,) = run(passes_by_hand, 1, tmp_path / "out", str(tmp_path / "run"), False)
+    (rest,) = run(passes_by_hand, 1, tmp_path / "out", str(tmp_path / "run"), True)
+    (whole,) = run(passes_by_hand, 1, tmp_path / "out", str(tmp_path / "other"), True)  # from the start to the end
+    orders = [tuple(order) for orders in (first["before"], *whole.values()) for order in orders]
+    assert all(sorted(order) == list(range(12)) for order in orders)
+    assert len(set(orders[3:])) == 8  # two in each of four epochs
+    assert len(set(orders[:3])) == 3
+    assert rest == {name: whole[name] for name in ("epoch 2", "epoch 3")}
+    assert first["epoch 1"] == whole["epoch 1"]
+
+
+def orders_of_steps(path):
+    """The orders of job.steps and job.evaluate, with passes by hand between them."""
+    import paddle
+
+    import ppfleet
+    from ppfleet.sampler import Plan
+
+    job = ppfleet.Job(path, device="cpu", seed=3)
+    net = paddle.nn.Linear(1, 1)
+    net, sgd = job.prepare(net, paddle.optimizer.SGD(0.0, parameters=net.parameters()))
+    train, seen = job.loader(Numbers(12), 4, shuffle=True), {"steps": [], "evaluate": [], "by hand": []}
+
+    def ids(batch):
+        (numbers,) = batch if isinstance(batch, list) else [batch]
+        return numbers.numpy().tolist()
+
+    def note(output, numbers):
+        seen["evaluate"] += numbers.numpy().tolist()
+        return numbers
+
+    both = job.loader([(np.float32([n]), np.int64(n)) for n in range(12)], 4, shuffle=True)
+    for _ in job.epochs(2):
+        seen["by hand"] += [n for batch in train for n in ids(batch)]
+        for batch in job.steps(train):
+            seen["steps"] += ids(batch)
+            job.backward(net(paddle.ones([1, 1])).mean())
+        list(both)
+        job.evaluate(net, both, value=note)
+        seen["by hand"] += [n for batch in train for n in ids(batch)]
+    plan = Plan(length=12, batch_size=4, seed=3, shuffle=True)
+    return seen, [plan.order(epoch).tolist() for epoch in range(2)]
+
+
+def test_orders_of_steps_and_evaluate_stay_those_of_old_checkpoints(tmp_path):
+    ((seen, (zero, one)),) = run(orders_of_steps, 1, tmp_path / "out", str(tmp_path / "run"))
+    assert seen["steps"] == zero + one
+    assert seen["evaluate"] == zero + zero
+    assert seen["by hand"][:12] == zero and seen["by hand"][24:36] == one

@@ -10,7 +10,7 @@ import paddle
 from ppfleet import log
 from ppfleet.comm import Comm
 from ppfleet.errors import DataError
-from ppfleet.loader import Loader
+from ppfleet.loader import EVALUATION, Loader
 from ppfleet.metrics import Totals, per_sample
 from ppfleet.wrap import evaluating
 
@@ -26,7 +26,7 @@ def measure(
     if SAMPLES in metrics:
         raise DataError(f"a metric cannot be called {SAMPLES!r}, which is how many there were: give it another name")
     totals, expected = Totals(), loader.plan.batch_size
-    loader.epoch, loader.start = 0, 0
+    loader.begin(0, 0, EVALUATION)
     progress = log.Progress("eval", loader.steps_left, loader.plan.global_batch, every=10**9, shown=shown)
     try:
         with evaluating(model), paddle.no_grad():
@@ -50,6 +50,7 @@ def measure(
                     totals.add(name, values, weights, int(loader.mask.sum()))
                 _check_output(output, expected, comm)
                 totals.add(SAMPLES, loader.mask)
+                totals.read = loader.position
                 progress.step()
     finally:
         progress.close()

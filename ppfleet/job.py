@@ -31,7 +31,7 @@ from ppfleet.export import agreement, export
 from ppfleet.files import disk_message
 from ppfleet.judge import Limits
 from ppfleet.keeper import Keeper
-from ppfleet.loader import Collate, Loader, make_loader, seed_everything
+from ppfleet.loader import TRAINING, Collate, Loader, make_loader, seed_everything
 from ppfleet.metrics import Totals
 from ppfleet.place import Place
 from ppfleet.precision import Precision, plain
@@ -225,6 +225,7 @@ class Job:
             "tail": tail or ("drop" if shuffle else "pad"),
         }
         loader = make_loader(dataset, plan, workers, collate, self.world.local_size)
+        loader.gather = None if self.world.alone else self.comm.gather
         loader.epoch_of_job = lambda: (self.epoch, self._place.in_epochs)
         return loader
 
@@ -273,7 +274,7 @@ class Job:
         if place.doubt:
             log.info(place.doubt)
         self._keeper.amend(place)
-        loader.epoch, loader.start = place.order_key, place.position
+        loader.begin(place.order_key, place.position, TRAINING)
         left = loader.steps_left
         if left is None and self.accumulate > 1:
             raise FleetError(

@@ -22,13 +22,15 @@ from paddle.io import DataLoader, Dataset, IterableDataset
 from paddle.io.dataloader.collate import default_collate_fn
 
 from ppfleet import inplace, log
+from ppfleet.digest import digest
 from ppfleet.errors import DataError, FleetError, named
-from ppfleet.sampler import Batch, Plan, mix
+from ppfleet.sampler import WHOLE_STREAM, Batch, Plan, check_ends, mix
 
 Collate = Callable[[Sequence[Any]], Any]
 _PREFETCH = 2  # batches that Paddle's DataLoader keeps ready for each worker
 _PR_SET_PDEATHSIG = 1
 _FAILED = "ppfleet: drawing this batch failed"
+TRAINING, EVALUATION = "training", "evaluation"  # what all ranks make a pass for
 
 
 def seed_everything(number: int) -> None:
@@ -76,6 +78,8 @@ class Loader:
         self.start = 0
         self._epoch = 0
         self._told = False  # whether the epoch of the next pass was set
+        self._together = ""  # what all ranks make the next pass for, if they do
+        self.gather: Callable[[Any, str], list[Any]] | None = None  # from all ranks, where there are several
         self._by_hand = ((0, False), 0)  # how many passes were made by hand in the newest of these
         self.position = 0
         self.real = 0  # samples of the global batch in hand
@@ -100,6 +104,10 @@ class Loader:
     def epoch(self, number: int) -> None:
         self._epoch, self._told = number, True
 
+    def begin(self, epoch: int, start: int, purpose: str) -> None:
+        """The next pass is made by all ranks together, from sample `start` of `epoch`, to train or to evaluate."""
+        self.epoch, self.start, self._together = epoch, start, purpose
+
     def __len__(self) -> int:
         """Steps of a whole epoch."""
         return self.plan.steps()
@@ -113,8 +121,8 @@ class Loader:
         start, self.start = self.start, 0
         if not self._told:
             self._epoch = self._next_by_hand()
-        self._told = False
-        return self._batches(self._epoch, start)
+        self._told, together, self._together = False, self._together, ""
+        return self._batches(self._epoch, start, together)
 
     def _next_by_hand(self) -> int:
         """The job's epoch for its first pass by hand, then numbers that no epoch has."""
@@ -123,7 +131,7 @@ class Loader:
         self._by_hand = (where, done + 1)
         return where[0] + (done << 32)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, start: int, together: str) -> Iterator[Any]:
         keys = _Keys(self.plan, epoch, start)
         # The reader is asked first, so that it comes to its own end: Paddle's ends its workers there.
         for data, batch in zip(self._read(keys), self.plan.batches(epoch, start)):
@@ -195,7 +203,8 @@ class Loader:
 class StreamLoader(Loader):
     """The same for an `IterableDataset`: every rank reads the whole stream and keeps its slice of each global batch.
 
-    So all ranks see the same end, and equal step counts need no communication. The stream must give the same
+    So all ranks see the same end, and equal step counts need no communication. `job.steps` and `job.evaluate` compare
+    the first global batch of each pass and the number of samples between ranks. The stream must give the same
     samples in the same order on every rank; its randomness must come from `random`, `numpy.random` or Paddle's
     generator, which are seeded for each sample.
     """
@@ -211,18 +220,35 @@ class StreamLoader(Loader):
     def steps_left(self) -> int | None:
         return None
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, start: int, together: str) -> Iterator[Any]:
+        gather = self.gather if together else None
         with _own_numbers():
             seed_everything(mix(self.plan.seed, epoch))  # a stream may draw its whole order when it is opened
-            samples, position, full = iter(self._stream), 0, True
+            samples, position, full, compared = iter(self._stream), 0, True, False
         while full:
             with _own_numbers():
                 group, position = self._group(samples, epoch, position, start)
+                if gather is not None and not compared:
+                    self._compare(gather, group, position)
+                    compared = True
                 full = len(group) == self.plan.global_batch
                 if not full and not (group and self.plan.tail == "pad"):
-                    return
+                    break
                 data = self._batch(group, position)
             yield data
+        if gather is not None and together == TRAINING:
+            # Not in an evaluation, which a rank may leave when it is asked to end. It compares with its sums.
+            check_ends(gather(position, "end of the stream (how many samples it had)"))
+
+    def _compare(self, gather: Callable[[Any, str], list[Any]], group: list[Any], position: int) -> None:
+        """Do all ranks have the same first global batch? One that reads a part of the stream has not."""
+        everybodys = gather([len(group), digest(group)], "check of the stream's first samples")
+        if len({text for _, text in everybodys}) > 1:
+            shown = ", ".join(f"{text[:8]} ({count} samples) on rank {r}" for r, (count, text) in enumerate(everybodys))
+            raise DataError(
+                f"the stream {type(self._stream).__name__} gives different samples on different ranks: the global "
+                f"batch up to sample {position} has digest {shown}. {WHOLE_STREAM}"
+            )
 
     def _group(self, samples: Iterator[Any], epoch: int, position: int, start: int) -> tuple[list[Any], int]:
         """The samples of the next global batch, fewer at the end of the stream, and the position after them."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ppfleet.errors import DataError
+from ppfleet.sampler import check_ends
 
 _HELD = 64  # batches' values kept before they are fetched
+_READ = "samples read"  # no metric has a name with a space
 _BITS = 1074  # every finite double is a whole multiple of 2**-1074
 
 
@@ -47,6 +49,7 @@ class Totals:
         self._sums: dict[str, ExactSum] = {}
         self._counts: dict[str, ExactSum] = {}
         self._pending: list[tuple[str, Any, Any, int]] = []
+        self.read = 0  # samples that all ranks have read, by this rank's count
 
     def add(self, name: str, values: Any, weights: Any = None, real: int | None = None) -> None:
         """Add one value per sample (array, tensor or list); of a padded batch only the first `real` count."""
@@ -71,16 +74,18 @@ class Totals:
     def to_json(self) -> dict[str, list[Any]]:
         """Plain data that loses nothing on its way to another rank."""
         self._flush()
-        return {
+        sums = {
             name: [hex(total.whole), repr(total.special), hex(self._counts[name].whole)]
             for name, total in self._sums.items()
         }
+        return {_READ: [self.read], **sums}
 
     @classmethod
-    def merged(cls, parts: Iterable[Mapping[str, list[Any]]]) -> Totals:
+    def merged(cls, parts: Sequence[Mapping[str, list[Any]]]) -> Totals:
+        check_ends([part[_READ][0] for part in parts])
         totals = cls()
         for part in parts:
-            for name, (whole, special, count) in part.items():
+            for name, (whole, special, count) in ((name, sums) for name, sums in part.items() if name != _READ):
                 into = totals._sums.setdefault(name, ExactSum())
                 into.whole += int(whole, 16)
                 into.special += float(special)

@@ -6,7 +6,7 @@ ranks, so a job may stop on four ranks and go on with two: nothing comes twice, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,11 @@ from ppfleet.errors import DataError
 
 TAILS = ("drop", "pad")
 _MASK64 = (1 << 64) - 1
+WHOLE_STREAM = (
+    "Every rank must read the whole stream in the same order; ppfleet takes each rank's slice of every global batch. "
+    "Remove any split by rank (get_rank, PADDLE_TRAINER_ID) from the data set, and draw random numbers only from "
+    "random, numpy.random or Paddle's generator, which are seeded alike on all ranks"
+)
 
 
 def mix(*numbers: int) -> int:
@@ -40,6 +45,13 @@ def permutation(length: int, key: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         hashed ^= hashed >> np.uint64(31)
     return np.argsort(hashed, kind="stable")
+
+
+def check_ends(positions: Sequence[int]) -> None:
+    """Raise, on every rank alike, unless all ranks have read the same number of samples."""
+    if len(set(positions)) > 1:
+        shown = ", ".join(f"{position} on rank {rank}" for rank, position in enumerate(positions))
+        raise DataError(f"the stream has different numbers of samples on different ranks: {shown}. {WHOLE_STREAM}")
 
 
 @dataclass(frozen=True)

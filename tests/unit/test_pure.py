@@ -9,6 +9,8 @@ PURE = (
     "world",
     "sampler",
     "metrics",
+    "digest",
+    "wire",
     "checkpoint",
     "files",
     "pdparams",

@@ -87,9 +87,14 @@ class SqueezeExcite(nn.Layer):
 
     def forward_on_cpu(self, x: Any) -> Any:
         """The same by one operator; ppfleet.ops takes it where it can."""
-        if not ops.usable(x):
-            return SqueezeExcite.forward(self, x)
-        return ops.run("squeeze_excite", x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+        fc1, fc2 = self.fc1, self.fc2
+        plain = type(fc1) is type(fc2) is nn.Conv2D and not ops.hooked(self.pool, fc1, fc2) and ops.usable(x)
+        if plain:
+            weights, channels, middle = (fc1.weight, fc1.bias, fc2.weight, fc2.bias), x.shape[1], fc1._out_channels
+            shapes = [middle, channels, 1, 1], [middle], [channels, middle, 1, 1], [channels]
+            if all(map(ops.fits, weights, shapes)):
+                return ops.run("squeeze_excite", x, *weights)
+        return SqueezeExcite.forward(self, x)
 
 
 def convolution(inside: int, outside: int, kernel: int, act: Any, stride: int = 1, groups: int = 1) -> nn.Sequential:

@@ -5,6 +5,6 @@ Paddle computes depthwise convolutions through im2col and BatchNorm in several p
 back, so that what is exported holds Paddle's own operators only.
 """
 
-from ppfleet.ops.swap import all_finite, fast_cpu, run, stock, usable
+from ppfleet.ops.swap import all_finite, fast_cpu, fits, hooked, run, stock, usable
 
-__all__ = ["all_finite", "fast_cpu", "run", "stock", "usable"]
+__all__ = ["all_finite", "fast_cpu", "fits", "hooked", "run", "stock", "usable"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
 import hashlib
+import inspect
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,10 +31,27 @@ _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi", "-fno-tree-loo
 def load() -> str | None:
     """Make the operators known to Paddle; where that cannot be done: why not."""
     try:
-        core.load_op_meta_info_and_register_op(str(built()))
+        library = built()
+        core.load_op_meta_info_and_register_op(str(library))
+        ctypes.CDLL(str(library)).ppfleet_ask(_has_create_graph)
     except (OSError, FleetError, RuntimeError) as failure:
         return str(failure)
     return None
+
+
+_GRAD = inspect.unwrap(paddle.grad).__code__
+
+
+@ctypes.CFUNCTYPE(ctypes.c_bool)
+def _has_create_graph() -> bool:
+    """Whether the gradient that runs now was started by `paddle.grad(..., create_graph=True)`, the only one to say so.
+
+    Paddle does not tell operators, but it runs them in the thread, and so below the frame, that asked for gradients.
+    """
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not _GRAD:
+        frame = frame.f_back
+    return frame is not None and bool(frame.f_locals["create_graph"])
 
 
 def is_loaded() -> bool:

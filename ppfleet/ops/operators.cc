@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "paddle/phi/api/all.h"
+#include "paddle/phi/core/dense_tensor.h"
 
 // Of the MKL that Paddle brings along.
 extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda,
@@ -37,32 +38,81 @@ void product(bool ta, bool tb, int m, int n, int k, const float* a, int lda, con
 
 Tensor floats(std::vector<int64_t> shape) { return paddle::empty(shape, paddle::DataType::FLOAT32, paddle::CPUPlace()); }
 
+// The checks that keep a kernel from reading or writing past the end of a tensor. swap.py leaves what does not fit to
+// Paddle's own layers, so they fail only where an operator is called directly.
+
+void expect(const Tensor& t, const std::vector<int64_t>& shape, const char* name) {
+  PD_CHECK(t.initialized() && t.is_dense_tensor() && t.is_cpu() && t.dtype() == paddle::DataType::FLOAT32 &&
+               static_cast<const phi::DenseTensor*>(t.impl().get())->meta().is_contiguous(),
+           "ppfleet: ", name, " must be a contiguous float32 tensor on the CPU");
+  PD_CHECK(t.shape() == shape, "ppfleet: ", name, " has ", t.numel(), " elements in ", t.shape().size(),
+           " dimensions, which do not fit the other inputs");
+}
+
+constexpr int64_t kMost = 1 << 30;  // elements: the kernels count in 32 bits, borders and rounding up included
+
+void expect_countable(int64_t a, int64_t b, int64_t c, int64_t d) {
+  int64_t count = 1;
+  for (const int64_t side : {a, b, c, d}) {
+    PD_CHECK(side > 0 && side <= kMost, "ppfleet: a tensor is empty or too large");
+    count *= side;
+    PD_CHECK(count <= kMost, "ppfleet: a tensor is too large");
+  }
+}
+
 Shape shape_of(const Tensor& x) {
-  const auto& d = x.shape();
+  const auto d = x.shape();
+  PD_CHECK(d.size() == 4, "ppfleet: images must have 4 dimensions, got ", d.size());
+  expect_countable(d[0], d[1], d[2], d[3]);
+  expect(x, d, "X");
   return {static_cast<int>(d[0]), static_cast<int>(d[1]), static_cast<int>(d[2]), static_cast<int>(d[3])};
 }
 
-Shape convolved(const Tensor& x, const Tensor& w, int stride, int padding) {
+enum Kind { kDense, kDepthwise };
+
+Shape convolved(const Tensor& x, const Tensor& w, int stride, int padding, Kind kind) {
   Shape s = shape_of(x);
-  s.kernel = static_cast<int>(w.shape()[2]);
+  const auto d = w.shape();
+  PD_CHECK(d.size() == 4 && d[0] > 0 && d[2] == d[3], "ppfleet: W must have 4 dimensions and a square kernel");
+  expect_countable(d[0], d[1], d[2], d[3]);
+  if (kind == kDepthwise) {
+    PD_CHECK(d[2] == 3 || d[2] == 5, "ppfleet: a depthwise kernel must be 3 or 5 wide, got ", d[2]);
+    expect(w, {s.channels, 1, d[2], d[2]}, "W");
+  } else {
+    expect(w, {d[0], s.channels, d[2], d[2]}, "W");
+  }
+  s.kernel = static_cast<int>(d[2]);
   s.stride = stride;
   s.padding = padding;
+  PD_CHECK((stride == 1 || stride == 2) && padding >= 0 && padding < s.kernel,
+           "ppfleet: stride must be 1 or 2, padding less than the kernel, got ", stride, " and ", padding);
+  PD_CHECK(s.height + 2 * padding >= s.kernel && s.width + 2 * padding >= s.kernel,
+           "ppfleet: the kernel is larger than the padded images");
   s.out_height = (s.height + 2 * padding - s.kernel) / stride + 1;
   s.out_width = (s.width + 2 * padding - s.kernel) / stride + 1;
+  expect_countable(s.batch, d[0], s.out_height, s.out_width);
+  expect_countable(d[1], d[2], d[3], s.out_width);
+  return s;
+}
+
+Shape convolved_by_pixel(const Tensor& x, const Tensor& w) {
+  const Shape s = convolved(x, w, 1, 0, kDense);
+  PD_CHECK(s.kernel == 1, "ppfleet: the kernel must be 1 wide, got ", s.kernel);
   return s;
 }
 
 // Depthwise convolution
 
 Tensors depthwise(const Tensor& x, const Tensor& w, int stride, int padding) {
-  const Shape s = convolved(x, w, stride, padding);
+  const Shape s = convolved(x, w, stride, padding, kDepthwise);
   Tensor y = floats({s.batch, s.channels, s.out_height, s.out_width});
   kernels().depthwise(s, x.data<float>(), w.data<float>(), y.data<float>(), nullptr, nullptr);
   return {y};
 }
 
 Tensors depthwise_grad(const Tensor& x, const Tensor& w, const Tensor& dy, int stride, int padding) {
-  const Shape s = convolved(x, w, stride, padding);
+  const Shape s = convolved(x, w, stride, padding, kDepthwise);
+  expect(dy, {s.batch, s.channels, s.out_height, s.out_width}, "the gradient of Y");
   Tensor dx = floats(x.shape()), dw = floats(w.shape());
   kernels().depthwise_grad(s, x.data<float>(), w.data<float>(), nullptr, nullptr, dy.data<float>(), dx.data<float>(),
                            dw.data<float>(), nullptr, nullptr);
@@ -79,9 +129,9 @@ Floats scratch(int64_t count) { return Floats(new float[count]); }
 
 // Share number `own` of `count` things among `threads`: where it begins, and how many they are.
 struct Share {
-  explicit Share(int count)
-      : begin(count * omp_get_thread_num() / omp_get_num_threads()),
-        size(count * (omp_get_thread_num() + 1) / omp_get_num_threads() - begin) {}
+  explicit Share(int64_t count)
+      : begin(static_cast<int>(count * omp_get_thread_num() / omp_get_num_threads())),
+        size(static_cast<int>(count * (omp_get_thread_num() + 1) / omp_get_num_threads()) - begin) {}
   int begin, size;
 };
 
@@ -124,7 +174,7 @@ void mix_grad(const float* dy, const float* x, int batch, int in, int out, int s
 }
 
 Tensors pointwise(const Tensor& x, const Tensor& w) {
-  const Shape s = shape_of(x);
+  const Shape s = convolved_by_pixel(x, w);
   const int out = static_cast<int>(w.shape()[0]);
   Tensor y = floats({s.batch, out, s.height, s.width});
   mix(w.data<float>(), false, x.data<float>(), s.batch, s.channels, out, s.height * s.width, y.data<float>());
@@ -132,8 +182,9 @@ Tensors pointwise(const Tensor& x, const Tensor& w) {
 }
 
 Tensors pointwise_grad(const Tensor& x, const Tensor& w, const Tensor& dy) {
-  const Shape s = shape_of(x);
+  const Shape s = convolved_by_pixel(x, w);
   const int out = static_cast<int>(w.shape()[0]), size = s.height * s.width;
+  expect(dy, {s.batch, out, s.height, s.width}, "the gradient of Y");
   Tensor dx = floats(x.shape()), dw = floats(w.shape());
   mix(w.data<float>(), true, dy.data<float>(), s.batch, out, s.channels, size, dx.data<float>());
   if (size >= kSmall) {
@@ -150,6 +201,8 @@ Tensors pointwise_grad(const Tensor& x, const Tensor& w, const Tensor& dy) {
 // BatchNorm with the activation after it, whose input is computed again for the gradient instead of kept
 
 BatchNorm parts(Tensor* kept, int channels, int act, bool batch_statistics) {
+  expect(*kept, {4, channels}, "Kept");
+  PD_CHECK(act >= kNone && act <= kHardswish, "ppfleet: unknown activation ", act);
   BatchNorm p{};
   p.act = static_cast<Act>(act);
   p.batch_statistics = batch_statistics;
@@ -160,9 +213,13 @@ BatchNorm parts(Tensor* kept, int channels, int act, bool batch_statistics) {
   return p;
 }
 
-BatchNorm parts(Tensor* kept, const Tensor& scale, const Tensor& bias, const Tensor& mean, const Tensor& variance,
-                float momentum, float epsilon, int act, bool batch_statistics) {
-  BatchNorm p = parts(kept, static_cast<int>(scale.numel()), act, batch_statistics);
+BatchNorm parts(Tensor* kept, int channels, const Tensor& scale, const Tensor& bias, const Tensor& mean,
+                const Tensor& variance, float momentum, float epsilon, int act, bool batch_statistics) {
+  expect(scale, {channels}, "Scale");
+  expect(bias, {channels}, "Bias");
+  expect(mean, {channels}, "Mean");
+  expect(variance, {channels}, "Variance");
+  BatchNorm p = parts(kept, channels, act, batch_statistics);
   p.momentum = momentum;
   p.epsilon = epsilon;
   p.scale = scale.data<float>();
@@ -177,13 +234,15 @@ Tensors batch_norm(const Tensor& x, const Tensor& scale, const Tensor& bias, con
                    const Tensor& variance, float momentum, float epsilon, int act, bool batch_statistics) {
   const Shape s = shape_of(x);
   Tensor y = floats(x.shape()), kept = floats({4, s.channels});
-  kernels().batch_norm(s, parts(&kept, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics),
-                       x.data<float>(), y.data<float>());
+  const BatchNorm p =
+      parts(&kept, s.channels, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
+  kernels().batch_norm(s, p, x.data<float>(), y.data<float>());
   return {y, kept};
 }
 
 Tensors batch_norm_grad(const Tensor& x, const Tensor& kept, const Tensor& dy, int act, bool batch_statistics) {
   const Shape s = shape_of(x);
+  expect(dy, x.shape(), "the gradient of Y");
   Tensor dx = floats(x.shape()), dscale = floats({s.channels}), dbias = floats({s.channels}), same = kept;
   kernels().batch_norm_grad(s, parts(&same, s.channels, act, batch_statistics), x.data<float>(), dy.data<float>(),
                             dx.data<float>(), dscale.data<float>(), dbias.data<float>());
@@ -241,7 +300,13 @@ void add_up(const float* each, int parts, int64_t count, float* sum) {
 
 constexpr int kParts = 16;  // gradients of weights are added up in so many parts: the same bits on any number of cores
 
-bool is_depthwise(const Tensor& w) { return w.shape()[2] > 1; }
+bool is_depthwise(const Tensor& w) { return w.shape().size() == 4 && w.shape()[2] > 1; }
+
+Shape convolved_before_norm(const Tensor& x, const Tensor& w, int stride, int padding) {
+  if (is_depthwise(w)) return convolved(x, w, stride, padding, kDepthwise);
+  PD_CHECK(stride == 1 && padding == 0, "ppfleet: a 1 x 1 convolution must have stride 1 and no padding");
+  return convolved_by_pixel(x, w);
+}
 
 void pointwise_norm(const Shape& s, int out, const BatchNorm& p, const float* x, const float* w, float* z, float* y) {
   const int size = s.height * s.width;
@@ -265,14 +330,14 @@ void pointwise_norm_grad(const Shape& s, int out, const BatchNorm& p, const floa
     const Floats before = scratch(int64_t{out} * size);  // an image's gradient before the BatchNorm
 #pragma omp for schedule(static)
     for (int part = 0; part < parts; ++part) {
-      const int first = s.batch * part / parts, end = s.batch * (part + 1) / parts;
-      for (int n = first; n < end; ++n) {
+      const int64_t batch = s.batch, first = batch * part / parts, end = batch * (part + 1) / parts;
+      for (int64_t n = first; n < end; ++n) {
         for (int c = 0; c < out; ++c) {
-          const int64_t at = (int64_t{n} * out + c) * size;
+          const int64_t at = (n * out + c) * size;
           kernels().norm_plane_grad(p, c, lines[c], size, z + at, dy + at, before.get() + int64_t{c} * size);
         }
-        product(true, false, in, size, out, w, in, before.get(), size, 0, dx + int64_t{n} * in * size, size);
-        product(false, true, out, in, size, before.get(), size, x + int64_t{n} * in * size, size, n > first,
+        product(true, false, in, size, out, w, in, before.get(), size, 0, dx + n * in * size, size);
+        product(false, true, out, in, size, before.get(), size, x + n * in * size, size, n > first,
                 each.get() + int64_t{part} * out * in, in);
       }
     }
@@ -283,10 +348,10 @@ void pointwise_norm_grad(const Shape& s, int out, const BatchNorm& p, const floa
 Tensors convolution_norm(const Tensor& x, const Tensor& w, const Tensor& scale, const Tensor& bias, const Tensor& mean,
                          const Tensor& variance, int stride, int padding, float momentum, float epsilon, int act,
                          bool batch_statistics) {
-  const Shape s = convolved(x, w, stride, padding);
+  const Shape s = convolved_before_norm(x, w, stride, padding);
   const int size = s.height * s.width, out = static_cast<int>(w.shape()[0]), all = s.batch * size;
   Tensor y = floats({s.batch, out, s.out_height, s.out_width}), kept = floats({4, out});
-  const BatchNorm p = parts(&kept, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
+  const BatchNorm p = parts(&kept, out, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
   if (is_depthwise(w) || size >= kSmall) {
     Tensor z = floats(y.shape());
     if (is_depthwise(w))
@@ -307,8 +372,13 @@ Tensors convolution_norm(const Tensor& x, const Tensor& w, const Tensor& scale, 
 
 Tensors convolution_norm_grad(const Tensor& x, const Tensor& w, const Tensor& z, const Tensor& kept, const Tensor& dy,
                               int stride, int padding, int act, bool batch_statistics) {
-  const Shape s = convolved(x, w, stride, padding);
+  const Shape s = convolved_before_norm(x, w, stride, padding);
   const int size = s.height * s.width, out = static_cast<int>(w.shape()[0]), all = s.batch * size;
+  expect(dy, {s.batch, out, s.out_height, s.out_width}, "the gradient of Y");
+  if (is_depthwise(w) || size >= kSmall)
+    expect(z, dy.shape(), "Z");
+  else
+    expect(z, {out, all}, "Z");
   Tensor dx = floats(x.shape()), dw = floats(w.shape()), dscale = floats({out}), dbias = floats({out}), same = kept;
   const BatchNorm p = parts(&same, out, act, batch_statistics);
   if (is_depthwise(w)) {
@@ -394,7 +464,7 @@ void stem_grad_of(const Shape& s, int out, const float* x, const BatchNorm* p, c
 }
 
 Tensors stem(const Tensor& x, const Tensor& w, int stride, int padding) {
-  const Shape s = convolved(x, w, stride, padding);
+  const Shape s = convolved(x, w, stride, padding, kDense);
   const int out = static_cast<int>(w.shape()[0]);
   Tensor y = floats({s.batch, out, s.out_height, s.out_width});
   stem_of(s, out, x.data<float>(), w.data<float>(), y.data<float>(), nullptr, nullptr);
@@ -402,7 +472,8 @@ Tensors stem(const Tensor& x, const Tensor& w, int stride, int padding) {
 }
 
 Tensors stem_grad(const Tensor& x, const Tensor& w, const Tensor& dy, int stride, int padding) {
-  const Shape s = convolved(x, w, stride, padding);
+  const Shape s = convolved(x, w, stride, padding, kDense);
+  expect(dy, {s.batch, w.shape()[0], s.out_height, s.out_width}, "the gradient of Y");
   Tensor dw = floats(w.shape());
   stem_grad_of(s, static_cast<int>(w.shape()[0]), x.data<float>(), nullptr, nullptr, dy.data<float>(),
                dw.data<float>(), nullptr, nullptr);
@@ -412,18 +483,20 @@ Tensors stem_grad(const Tensor& x, const Tensor& w, const Tensor& dy, int stride
 Tensors stem_norm(const Tensor& x, const Tensor& w, const Tensor& scale, const Tensor& bias, const Tensor& mean,
                   const Tensor& variance, int stride, int padding, float momentum, float epsilon, int act,
                   bool batch_statistics) {
-  const Shape s = convolved(x, w, stride, padding);
+  const Shape s = convolved(x, w, stride, padding, kDense);
   const int out = static_cast<int>(w.shape()[0]);
   Tensor y = floats({s.batch, out, s.out_height, s.out_width}), z = floats(y.shape()), kept = floats({4, out});
-  const BatchNorm p = parts(&kept, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
+  const BatchNorm p = parts(&kept, out, scale, bias, mean, variance, momentum, epsilon, act, batch_statistics);
   stem_of(s, out, x.data<float>(), w.data<float>(), z.data<float>(), &p, y.data<float>());
   return {y, z, kept};
 }
 
 Tensors stem_norm_grad(const Tensor& x, const Tensor& w, const Tensor& z, const Tensor& kept, const Tensor& dy,
                        int stride, int padding, int act, bool batch_statistics) {
-  const Shape s = convolved(x, w, stride, padding);
+  const Shape s = convolved(x, w, stride, padding, kDense);
   const int out = static_cast<int>(w.shape()[0]);
+  expect(dy, {s.batch, out, s.out_height, s.out_width}, "the gradient of Y");
+  expect(z, dy.shape(), "Z");
   Tensor dw = floats(w.shape()), dscale = floats({out}), dbias = floats({out}), same = kept;
   const BatchNorm p = parts(&same, out, act, batch_statistics);
   stem_grad_of(s, out, x.data<float>(), &p, z.data<float>(), dy.data<float>(), dw.data<float>(),
@@ -438,9 +511,20 @@ void dense(const float* x, const float* w, const float* bias, int rows, int in, 
   product(false, true, rows, out, in, x, in, w, in, 1, y, out);
 }
 
+// How many values are between the two products.
+int middle_of(const Shape& s, const Tensor& w1, const Tensor& w2) {
+  const int64_t middle = w1.shape().empty() ? 0 : w1.shape()[0];
+  expect_countable(s.batch, middle, 1, 1);
+  expect(w1, {middle, s.channels, 1, 1}, "W1");
+  expect(w2, {s.channels, middle, 1, 1}, "W2");
+  return static_cast<int>(middle);
+}
+
 Tensors squeeze_excite(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2, const Tensor& b2) {
   const Shape s = shape_of(x);
-  const int middle = static_cast<int>(w1.shape()[0]), size = s.height * s.width;
+  const int middle = middle_of(s, w1, w2), size = s.height * s.width;
+  expect(b1, {middle}, "B1");
+  expect(b2, {s.channels}, "B2");
   const int64_t planes = int64_t{s.batch} * s.channels;
   Tensor y = floats(x.shape()), means = floats({s.batch, s.channels}), hidden = floats({s.batch, middle}),
          gate = floats({s.batch, s.channels});
@@ -467,19 +551,23 @@ void column_sums(const float* x, int rows, int columns, float* sums) {
 Tensors squeeze_excite_grad(const Tensor& x, const Tensor& w1, const Tensor& w2, const Tensor& means,
                             const Tensor& hidden, const Tensor& gate, const Tensor& dy) {
   const Shape s = shape_of(x);
-  const int middle = static_cast<int>(w1.shape()[0]), channels = s.channels, size = s.height * s.width;
+  const int middle = middle_of(s, w1, w2), channels = s.channels, size = s.height * s.width;
+  expect(means, {s.batch, channels}, "Means");
+  expect(hidden, {s.batch, middle}, "Hidden");
+  expect(gate, {s.batch, channels}, "Gate");
+  expect(dy, x.shape(), "the gradient of Y");
   const int64_t planes = int64_t{s.batch} * channels;
   Tensor dx = floats(x.shape()), dw1 = floats(w1.shape()), db1 = floats({middle}), dw2 = floats(w2.shape()),
          db2 = floats({channels});
   std::vector<float> dgate(planes), dhidden(int64_t{s.batch} * middle), dmeans(planes);
   const float *g = gate.data<float>(), *h = hidden.data<float>();
   kernels().plane_products(planes, size, x.data<float>(), dy.data<float>(), dgate.data());
-  for (int64_t i = 0; i < planes; ++i) dgate[i] = g[i] > 0 && g[i] < 1 ? dgate[i] * (1.0f / 6) : 0;
+  for (int64_t i = 0; i < planes; ++i) dgate[i] *= g[i] > 0 && g[i] < 1 ? 1.0f / 6 : 0;
   product(true, false, channels, middle, s.batch, dgate.data(), channels, h, middle, 0, dw2.data<float>(), middle);
   column_sums(dgate.data(), s.batch, channels, db2.data<float>());
   product(false, false, s.batch, middle, channels, dgate.data(), channels, w2.data<float>(), middle, 0, dhidden.data(),
           middle);
-  for (int i = 0; i < s.batch * middle; ++i) dhidden[i] = h[i] > 0 ? dhidden[i] : 0;
+  for (int i = 0; i < s.batch * middle; ++i) dhidden[i] *= h[i] > 0;
   product(true, false, middle, channels, s.batch, dhidden.data(), middle, means.data<float>(), channels, 0,
           dw1.data<float>(), channels);
   column_sums(dhidden.data(), s.batch, middle, db1.data<float>());
@@ -502,6 +590,7 @@ Tensors global_mean(const Tensor& x) {
 Tensors global_mean_grad(const Tensor& x, const Tensor& dy) {
   const Shape s = shape_of(x);
   const int64_t size = int64_t{s.height} * s.width;
+  expect(dy, {s.batch, s.channels, 1, 1}, "the gradient of Y");
   Tensor dx = floats(x.shape());
   const float* from = dy.data<float>();
   float* to = dx.data<float>();
@@ -512,11 +601,67 @@ Tensors global_mean_grad(const Tensor& x, const Tensor& dy) {
   return {dx};
 }
 
+// Second-order gradients: of the gradient (dx, dw) by x, w and dy, in the directions ddx and ddw. An operator f that is
+// linear in x and in w needs no kernels of its own for that. Paddle takes what they return for a constant, so a third
+// order would be wrong without a word: `asked`, set by Python, says whether it is wanted.
+
+constexpr char kInstead[] = ": pass fast_cpu=False to job.prepare";
+bool (*asked)() = nullptr;
+
+void expect_second_order_only() {
+  PD_CHECK(asked == nullptr || !asked(),
+           "ppfleet's fast CPU operators have no gradients of third order, which create_graph=True in a gradient of "
+           "second order asks for", kInstead);
+}
+
+Tensor zeros(const Tensor& like) {
+  return paddle::full(like.shape(), 0, paddle::DataType::FLOAT32, paddle::CPUPlace());
+}
+
+template <typename F, typename G>
+Tensors bilinear_double_grad(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& ddx,
+                             const Tensor& ddw, F f, G grad) {
+  expect_second_order_only();
+  // A direction that nobody asked for is undefined.
+  const Tensor along_x = ddx.initialized() ? ddx : zeros(x), along_w = ddw.initialized() ? ddw : zeros(w);
+  const Tensors back = grad(along_x, along_w, dy);
+  return {paddle::add(f(along_x, w)[0], f(x, along_w)[0]), back[0], back[1]};
+}
+
+Tensors depthwise_double_grad(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& ddx,
+                              const Tensor& ddw, int stride, int padding) {
+  return bilinear_double_grad(
+      x, w, dy, ddx, ddw, [&](const Tensor& x, const Tensor& w) { return depthwise(x, w, stride, padding); },
+      [&](const Tensor& x, const Tensor& w, const Tensor& dy) { return depthwise_grad(x, w, dy, stride, padding); });
+}
+
+Tensors pointwise_double_grad(const Tensor& x, const Tensor& w, const Tensor& dy, const Tensor& ddx,
+                              const Tensor& ddw) {
+  return bilinear_double_grad(x, w, dy, ddx, ddw, pointwise, pointwise_grad);
+}
+
+// These gradients depend on dy alone; Paddle needs zeros for the other inputs all the same.
+
+Tensors stem_double_grad(const Tensor& x, const Tensor& w, const Tensor& ddw, int stride, int padding) {
+  expect_second_order_only();
+  return {stem(x, ddw, stride, padding)[0], zeros(w)};
+}
+
+Tensors global_mean_double_grad(const Tensor& x, const Tensor& ddx) {
+  expect_second_order_only();
+  return {global_mean(ddx)[0], zeros(x)};
+}
+
+Tensors no_double_grad(const Tensor&) {
+  PD_THROW("ppfleet's fast CPU operators have no second-order gradients of BatchNorm and squeeze-excite", kInstead);
+}
+
 // 1 if all numbers are finite, else 0
 
 Tensors finite(const Tensors& all) {
   Tensor answer = floats({1});
   bool good = true;
+  for (const Tensor& x : all) expect(x, x.shape(), "X");
   for (const Tensor& x : all) good = good && kernels().finite(x.numel(), x.data<float>());
   answer.data<float>()[0] = good;
   return {answer};
@@ -533,6 +678,9 @@ extern "C" bool ppfleet_planes(int64_t count, const uint8_t* pixels, const float
   return planes != nullptr;
 }
 
+// Who says whether gradients that are computed now shall have gradients themselves.
+extern "C" void ppfleet_ask(bool (*question)()) { ppfleet::asked = question; }
+
 using paddle::Grad;
 
 PD_BUILD_OP(ppfleet_depthwise)
@@ -545,12 +693,21 @@ PD_BUILD_GRAD_OP(ppfleet_depthwise)
     .Outputs({Grad("X"), Grad("W")})
     .Attrs({"stride: int", "padding: int"})
     .SetKernelFn(PD_KERNEL(ppfleet::depthwise_grad));
+PD_BUILD_DOUBLE_GRAD_OP(ppfleet_depthwise)
+    .Inputs({"X", "W", Grad("Y"), Grad(Grad("X")), Grad(Grad("W"))})
+    .Outputs({Grad(Grad("Y")), Grad("X"), Grad("W")})
+    .Attrs({"stride: int", "padding: int"})
+    .SetKernelFn(PD_KERNEL(ppfleet::depthwise_double_grad));
 
 PD_BUILD_OP(ppfleet_pointwise).Inputs({"X", "W"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(ppfleet::pointwise));
 PD_BUILD_GRAD_OP(ppfleet_pointwise)
     .Inputs({"X", "W", Grad("Y")})
     .Outputs({Grad("X"), Grad("W")})
     .SetKernelFn(PD_KERNEL(ppfleet::pointwise_grad));
+PD_BUILD_DOUBLE_GRAD_OP(ppfleet_pointwise)
+    .Inputs({"X", "W", Grad("Y"), Grad(Grad("X")), Grad(Grad("W"))})
+    .Outputs({Grad(Grad("Y")), Grad("X"), Grad("W")})
+    .SetKernelFn(PD_KERNEL(ppfleet::pointwise_double_grad));
 
 PD_BUILD_OP(ppfleet_stem)
     .Inputs({"X", "W"})
@@ -562,6 +719,11 @@ PD_BUILD_GRAD_OP(ppfleet_stem)
     .Outputs({Grad("W")})
     .Attrs({"stride: int", "padding: int"})
     .SetKernelFn(PD_KERNEL(ppfleet::stem_grad));
+PD_BUILD_DOUBLE_GRAD_OP(ppfleet_stem)
+    .Inputs({"X", "W", Grad(Grad("W"))})
+    .Outputs({Grad(Grad("Y")), Grad("W")})
+    .Attrs({"stride: int", "padding: int"})
+    .SetKernelFn(PD_KERNEL(ppfleet::stem_double_grad));
 
 PD_BUILD_OP(ppfleet_batch_norm)
     .Inputs({"X", "Scale", "Bias", "Mean", "Variance"})
@@ -573,6 +735,10 @@ PD_BUILD_GRAD_OP(ppfleet_batch_norm)
     .Outputs({Grad("X"), Grad("Scale"), Grad("Bias")})
     .Attrs({"act: int", "batch_statistics: bool"})
     .SetKernelFn(PD_KERNEL(ppfleet::batch_norm_grad));
+PD_BUILD_DOUBLE_GRAD_OP(ppfleet_batch_norm)
+    .Inputs({Grad("Y")})
+    .Outputs({Grad(Grad("Y"))})
+    .SetKernelFn(PD_KERNEL(ppfleet::no_double_grad));
 
 PD_BUILD_OP(ppfleet_convolution_norm)
     .Inputs({"X", "W", "Scale", "Bias", "Mean", "Variance"})
@@ -584,6 +750,10 @@ PD_BUILD_GRAD_OP(ppfleet_convolution_norm)
     .Outputs({Grad("X"), Grad("W"), Grad("Scale"), Grad("Bias")})
     .Attrs({"stride: int", "padding: int", "act: int", "batch_statistics: bool"})
     .SetKernelFn(PD_KERNEL(ppfleet::convolution_norm_grad));
+PD_BUILD_DOUBLE_GRAD_OP(ppfleet_convolution_norm)
+    .Inputs({Grad("Y")})
+    .Outputs({Grad(Grad("Y"))})
+    .SetKernelFn(PD_KERNEL(ppfleet::no_double_grad));
 
 PD_BUILD_OP(ppfleet_stem_norm)
     .Inputs({"X", "W", "Scale", "Bias", "Mean", "Variance"})
@@ -595,6 +765,10 @@ PD_BUILD_GRAD_OP(ppfleet_stem_norm)
     .Outputs({Grad("W"), Grad("Scale"), Grad("Bias")})
     .Attrs({"stride: int", "padding: int", "act: int", "batch_statistics: bool"})
     .SetKernelFn(PD_KERNEL(ppfleet::stem_norm_grad));
+PD_BUILD_DOUBLE_GRAD_OP(ppfleet_stem_norm)
+    .Inputs({Grad("Y")})
+    .Outputs({Grad(Grad("Y"))})
+    .SetKernelFn(PD_KERNEL(ppfleet::no_double_grad));
 
 PD_BUILD_OP(ppfleet_squeeze_excite)
     .Inputs({"X", "W1", "B1", "W2", "B2"})
@@ -604,11 +778,19 @@ PD_BUILD_GRAD_OP(ppfleet_squeeze_excite)
     .Inputs({"X", "W1", "W2", "Means", "Hidden", "Gate", Grad("Y")})
     .Outputs({Grad("X"), Grad("W1"), Grad("B1"), Grad("W2"), Grad("B2")})
     .SetKernelFn(PD_KERNEL(ppfleet::squeeze_excite_grad));
+PD_BUILD_DOUBLE_GRAD_OP(ppfleet_squeeze_excite)
+    .Inputs({Grad("Y")})
+    .Outputs({Grad(Grad("Y"))})
+    .SetKernelFn(PD_KERNEL(ppfleet::no_double_grad));
 
 PD_BUILD_OP(ppfleet_global_mean).Inputs({"X"}).Outputs({"Y"}).SetKernelFn(PD_KERNEL(ppfleet::global_mean));
 PD_BUILD_GRAD_OP(ppfleet_global_mean)
     .Inputs({"X", Grad("Y")})
     .Outputs({Grad("X")})
     .SetKernelFn(PD_KERNEL(ppfleet::global_mean_grad));
+PD_BUILD_DOUBLE_GRAD_OP(ppfleet_global_mean)
+    .Inputs({"X", Grad(Grad("X"))})
+    .Outputs({Grad(Grad("Y")), Grad("X")})
+    .SetKernelFn(PD_KERNEL(ppfleet::global_mean_double_grad));
 
 PD_BUILD_OP(ppfleet_finite).Inputs({paddle::Vec("X")}).Outputs({"Answer"}).SetKernelFn(PD_KERNEL(ppfleet::finite));

@@ -24,6 +24,9 @@ Forward = Callable[[Any, Any], Any]
 _ACTS = {nn.ReLU: 1, nn.Hardswish: 2}
 _SMALL = 200  # pixels of a map up to which a depthwise convolution is faster as a matrix product
 _FEW = 64  # inputs of one output of a dense convolution up to which im2col stays in the cache
+_MOST = 2**30  # elements of a tensor: the kernels count in 32 bits
+_FLOAT32 = (paddle.float32,)  # `in` tries identity first, which takes a fifth of the time of ==
+_HAS_GPU = bool(paddle.is_compiled_with_cuda())
 
 
 def fast_cpu(net: Any) -> str:
@@ -91,21 +94,65 @@ def _convolution_choice(layer: Any) -> Forward | None:
     size, step, border = kernel.pop(), stride.pop(), padding.pop()
     layer._plain = step, border
     if layer._groups == layer._in_channels == layer._out_channels > 1:
-        return _depthwise if size in (3, 5) and step in (1, 2) and border < size else None
+        return _depthwise if size in (3, 5) and step in (1, 2) and 0 <= border < size else None
     if layer._groups > 1:
         return None
     if (size, step, border) == (1, 1, 0):
         return _pointwise
-    return _stem if layer._in_channels * size * size <= _FEW and step in (1, 2) and border < size else None
+    return _stem if layer._in_channels * size * size <= _FEW and step in (1, 2) and 0 <= border < size else None
 
 
-# The forwards. Each gives way to the stock layer for what its operator does not know.
+# What fits. The kernels trust the extents they are given, so each forward compares all of them first and leaves the rest
+# to the stock layer: the user then sees Paddle's own result or Paddle's own error.
 
 
 def usable(x: Any) -> bool:
-    """Whether the operators can take this: float32 images, at least one, computed at once."""
-    good = bool(paddle.in_dynamic_mode()) and x.dtype == paddle.float32 and x.ndim == 4 and x.size > 0
-    return good and x.place.is_cpu_place()
+    """Whether the operators can take these images: float32 on the CPU, at least one pixel, computed at once."""
+    if not (paddle.in_dynamic_mode() and isinstance(x, paddle.Tensor) and x.dtype in _FLOAT32):
+        return False
+    shape = x.shape
+    return len(shape) == 4 and 0 < math.prod(shape) <= _MOST and bool(x.place.is_cpu_place())
+
+
+def fits(weight: Any, shape: list[int]) -> bool:
+    """Whether a weight is what an operator expects: float32 of this shape (a user may have replaced or cast it)."""
+    known = isinstance(weight, paddle.Tensor) and weight.dtype in _FLOAT32 and weight.shape == shape
+    return known and math.prod(shape) <= _MOST and not (_HAS_GPU and not weight.place.is_cpu_place())
+
+
+def hooked(*layers: Any) -> bool:
+    """Whether a user looks at what goes into or comes out of one of these layers."""
+    return any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in layers)
+
+
+def _fitting_weight(layer: Any, x: Any) -> tuple[Any, list[int]] | None:
+    """The weight of a convolution and the shape of its output, if its operator can take both weight and images."""
+    if not usable(x):
+        return None
+    (batch, channels, height, width), size, (stride, border) = x.shape, layer._kernel_size[0], layer._plain
+    weight, out = layer.weight, layer._out_channels
+    made = [batch, out, (height + 2 * border - size) // stride + 1, (width + 2 * border - size) // stride + 1]
+    good = channels == layer._in_channels and min(made) > 0 and math.prod(made) <= _MOST
+    good = good and fits(weight, [out, channels // layer._groups, size, size])
+    return (weight, made) if good else None
+
+
+def _fitting_statistics(norm: Any, shape: list[int]) -> tuple[Any, ...] | None:
+    """Weights and running statistics of a BatchNorm, if its operator can take them and images of this shape."""
+    tensors = norm.weight, norm.bias, norm._mean, norm._variance
+    batch, channels, height, width = shape
+    if batch * height * width == 1 and _of_batch(norm):
+        return None  # one value a channel has no variance: Paddle gives the images back
+    # The operator writes into the running statistics; of others than contiguous ones it would get a copy.
+    good = all(fits(tensor, [channels]) for tensor in tensors) and tensors[2].is_contiguous()
+    return tensors if good and tensors[3].is_contiguous() else None
+
+
+def _of_batch(norm: Any) -> bool:
+    return bool(norm.training and not norm._use_global_stats)
+
+
+# The forwards.
 
 
 def all_finite(tensors: list[Any]) -> bool | None:
@@ -128,26 +175,27 @@ def _with_bias(layer: Any, y: Any) -> Any:
 
 
 def _depthwise(self: Any, x: Any) -> Any:
-    if not usable(x):
+    found = _fitting_weight(self, x)
+    if found is None:
         return type(self).forward(self, x)
-    return _with_bias(self, run("depthwise", x, self.weight, *self._plain))
+    return _with_bias(self, run("depthwise", x, found[0], *self._plain))
 
 
 def _depthwise_product(self: Any, x: Any) -> Any:
     """Without a compiler: one matrix product a channel, with a matrix that holds each weight wherever it is used."""
-    height, width = x.shape[2:]
-    if not usable(x) or height * width > _SMALL:
+    found = _fitting_weight(self, x)
+    if found is None or x.shape[2] * x.shape[3] > _SMALL:
         return type(self).forward(self, x)
-    taps = self._kernel_size[0] ** 2
-    places, shape = _places(height, width, self._kernel_size[0], *self._plain)
-    matrices = paddle.matmul(self.weight.reshape([-1, taps]), places)
-    planes = x.reshape([x.shape[0], -1, height * width]).transpose([1, 0, 2])
-    made = paddle.bmm(planes, matrices.reshape([-1, height * width, math.prod(shape)]))
-    return _with_bias(self, made.transpose([1, 0, 2]).reshape([x.shape[0], -1, *shape]))
+    batch, channels, height, width = x.shape
+    places = _places(height, width, self._kernel_size[0], *self._plain)
+    weight, made = found
+    matrices = paddle.matmul(weight.reshape([channels, -1]), places).reshape([channels, height * width, -1])
+    planes = x.reshape([batch, channels, -1]).transpose([1, 0, 2])
+    return _with_bias(self, paddle.bmm(planes, matrices).transpose([1, 0, 2]).reshape(made))
 
 
 @functools.lru_cache(None)
-def _places(height: int, width: int, kernel: int, stride: int, border: int) -> tuple[Any, list[int]]:
+def _places(height: int, width: int, kernel: int, stride: int, border: int) -> Any:
     """For each weight of a kernel a 1 wherever it takes a pixel of the input to one of the output, else 0."""
     shape = [(side + 2 * border - kernel) // stride + 1 for side in (height, width)]
     ones = np.zeros([kernel, kernel, height, width, *shape], np.float32)
@@ -155,33 +203,42 @@ def _places(height: int, width: int, kernel: int, stride: int, border: int) -> t
         row, column = y * stride + i - border, x * stride + j - border
         if 0 <= row < height and 0 <= column < width:
             ones[i, j, row, column, y, x] = 1
-    return paddle.to_tensor(ones.reshape([kernel * kernel, -1])), shape
+    return paddle.to_tensor(ones.reshape([kernel * kernel, -1]))
 
 
 def _pointwise(self: Any, x: Any) -> Any:
-    if not usable(x):
+    found = _fitting_weight(self, x)
+    if found is None:
         return type(self).forward(self, x)
-    return _with_bias(self, run("pointwise", x, self.weight))
+    return _with_bias(self, run("pointwise", x, found[0]))
 
 
 def _stem(self: Any, x: Any) -> Any:
-    if not usable(x) or not x.stop_gradient:  # its operator has no gradient for images
+    found = _fitting_weight(self, x)
+    if found is None or not x.stop_gradient:  # its operator has no gradient for images
         return type(self).forward(self, x)
-    return _with_bias(self, run("stem", x, self.weight, *self._plain))
+    return _with_bias(self, run("stem", x, found[0], *self._plain))
 
 
 def _batch_norm(self: Any, x: Any) -> Any:
-    return _normalised(self, None, x) if usable(x) else type(self).forward(self, x)
+    made = _normalised(self, None, x) if usable(x) else None
+    return type(self).forward(self, x) if made is None else made
 
 
 def _normalised(norm: Any, act: Any, x: Any, convolution: Any = None) -> Any:
-    """BatchNorm, and in the same operator the convolution before it and the activation after it, if any."""
-    statistics = norm.weight, norm.bias, norm._mean, norm._variance
-    how = norm._momentum, norm._epsilon, _ACTS.get(type(act), 0), norm.training and not norm._use_global_stats
+    """BatchNorm, and in the same operator the convolution before it and the activation after it, if any.
+
+    None if something does not fit: nothing is computed then.
+    """
+    found = (None, x.shape) if convolution is None else _fitting_weight(convolution, x)
+    statistics = None if found is None else _fitting_statistics(norm, found[1])
+    if found is None or statistics is None:
+        return None
+    how = float(norm._momentum), float(norm._epsilon), _ACTS.get(type(act), 0), _of_batch(norm)
     if convolution is None:
         return run("batch_norm", x, *statistics, *how)
     name = "stem_norm" if _fast_forward(convolution) is _stem else "convolution_norm"
-    return run(name, x, convolution.weight, *statistics, *convolution._plain, *how)
+    return run(name, x, found[0], *statistics, *convolution._plain, *how)
 
 
 def _sequence(self: Any, x: Any) -> Any:
@@ -198,10 +255,11 @@ def _sequence(self: Any, x: Any) -> Any:
             continue
         act = layers[place + 1] if place + 1 < len(layers) and type(layers[place + 1]) in _ACTS else None
         together = [layer for layer in (convolution, norm, act) if layer is not None]
-        if any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in together):
-            x = layers.pop(0)(x)  # what hooks see between them must be there
+        made = None if hooked(*together) else _normalised(norm, act, x, convolution)
+        if made is None:
+            x = layers.pop(0)(x)
             continue
-        x = _normalised(norm, act, x, convolution)
+        x = made
         del layers[: len(together)]
     return x
 

@@ -25,6 +25,7 @@ from ppfleet.errors import FleetError
 SOURCES = ("kernels_avx2.cc", "kernels_portable.cc", "operators.cc")
 _HERE = Path(__file__).parent
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi", "-fno-tree-loop-distribute-patterns"]
+_SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer"]
 
 
 @functools.lru_cache(None)
@@ -59,12 +60,18 @@ def is_loaded() -> bool:
     return load.cache_info().currsize > 0 and load() is None
 
 
+def _flags() -> list[str]:
+    """The compiler's; PPFLEET_SANITIZE=address adds AddressSanitizer, for which its library must be preloaded."""
+    sanitizer = os.environ.get("PPFLEET_SANITIZE")
+    return [*_FLAGS, *_SANITIZED, f"-fsanitize={sanitizer}"] if sanitizer else _FLAGS
+
+
 def built() -> Path:
     """Compiles it unless that was done before."""
     if platform.machine() not in ("x86_64", "AMD64"):
         raise FleetError(f"there are none for {platform.machine()}")
     libraries = _libraries()
-    facts = [paddle.__version__, paddle.version.commit, *_FLAGS, *map(str, libraries), *platform.libc_ver()]
+    facts = [paddle.__version__, paddle.version.commit, *_flags(), *map(str, libraries), *platform.libc_ver()]
     contents = [path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in (".cc", ".h", ".inc")]
     key = hashlib.sha256(b"\0".join([*contents, *(fact.encode() for fact in facts)])).hexdigest()[:16]
     cache = Path(os.environ.get("PPFLEET_CACHE") or Path.home() / ".cache" / "ppfleet")
@@ -107,9 +114,10 @@ def _compile(compiler: str, libraries: list[Path], scratch: Path) -> Path:
             raise FleetError(f"{compiler} failed: {reason}")
 
     def compile_one(source: str, into: Path) -> None:
-        run(*_FLAGS, f"-I{include}", f"-I{include / 'third_party'}", "-c", _HERE / source, "-o", into)
+        run(*_flags(), f"-I{include}", f"-I{include / 'third_party'}", "-c", _HERE / source, "-o", into)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_one, SOURCES, objects))
-    run("-shared", "-o", scratch / "operators.so", *objects, *libraries, f"-Wl,-rpath,{libraries[0].parent}")
+    sanitizers = [flag for flag in _flags() if flag.startswith("-fsanitize=")]
+    run("-shared", *sanitizers, "-o", scratch / "operators.so", *objects, *libraries, f"-Wl,-rpath,{libraries[0].parent}")
     return scratch / "operators.so"

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def load() -> str | None:
     try:
         library = built()
         core.load_op_meta_info_and_register_op(str(library))
-        ctypes.CDLL(str(library)).ppfleet_ask(_has_create_graph)
+        ctypes.CDLL(str(library)).ppfleet_ask(_question)
     except (OSError, FleetError, RuntimeError) as failure:
         return str(failure)
     return None
@@ -43,16 +44,18 @@ def load() -> str | None:
 _GRAD = inspect.unwrap(paddle.grad).__code__
 
 
-@ctypes.CFUNCTYPE(ctypes.c_bool)
 def _has_create_graph() -> bool:
     """Whether the gradient that runs now was started by `paddle.grad(..., create_graph=True)`, the only one to say so.
 
     Paddle does not tell operators, but it runs them in the thread, and so below the frame, that asked for gradients.
     """
-    frame = sys._getframe()
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not _GRAD:
         frame = frame.f_back
     return frame is not None and bool(frame.f_locals["create_graph"])
+
+
+_question = ctypes.CFUNCTYPE(ctypes.c_bool)(_has_create_graph)  # lives as long as the operators that ask
 
 
 def is_loaded() -> bool:
@@ -119,5 +122,13 @@ def _compile(compiler: str, libraries: list[Path], scratch: Path) -> Path:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_one, SOURCES, objects))
     sanitizers = [flag for flag in _flags() if flag.startswith("-fsanitize=")]
-    run("-shared", *sanitizers, "-o", scratch / "operators.so", *objects, *libraries, f"-Wl,-rpath,{libraries[0].parent}")
+    run(
+        "-shared",
+        *sanitizers,
+        "-o",
+        scratch / "operators.so",
+        *objects,
+        *libraries,
+        f"-Wl,-rpath,{libraries[0].parent}",
+    )
     return scratch / "operators.so"

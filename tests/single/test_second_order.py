@@ -63,7 +63,7 @@ def second_order(name):
         net.clear_gradients()
         return found
 
-    # For gradients by images the stem stays Paddle's own, which is right there; by weights, Paddle's convolution is not.
+    # Stock Paddle's second-order gradient is right by images, but not by weights (3.3.1): the slopes are, for both.
     told["stock"] = None if name == "depthwise" else slope(True)
     assert ops.fast_cpu(net) == "ppfleet's"
     for of_images in (True, False):

@@ -21,7 +21,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
-.PHONY: help setup demo board tipc test test-all test-paddle26 docs docs-test chaos bench bench-quick lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-all test-paddle26 docs docs-test chaos bench bench-quick size lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -79,6 +79,9 @@ bench: $(VENV) $(VENV_PEERS) ## speed, beside Paddle, PyTorch, ONNX Runtime and 
 
 bench-quick: $(VENV) $(VENV_PEERS) ## start every benchmark with a few steps: does it still run? (its figures mean nothing)
 	for name in $(BENCHMARKS); do $(PY) benchmarks/$$name.py --quick --output output/bench-quick || exit 1; done
+
+size: $(VENV)    ## modules, lines, functions and imports per folder; make size COMPARE=<commit> shows both
+	@$(PY) -m tests.architecture $(if $(COMPARE),--compare $(COMPARE))
 
 lint: $(VENV)    ## formatter, linter, type checker
 	$(PY) -m ruff format --check .

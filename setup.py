@@ -6,9 +6,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 here = Path(__file__).parent
-version = re.search(r'__version__ = "(.+)"', (here / "ppfleet" / "__init__.py").read_text(encoding="utf-8"))
+version = re.search(r'__version__ = "(.+)"', (here / "ppfleet" / "_version.py").read_text(encoding="utf-8"))
 if version is None:
-    raise RuntimeError("ppfleet/__init__.py holds no __version__")
+    raise RuntimeError("ppfleet/_version.py holds no __version__")
 
 # What the model repo needs besides. OpenCV without windows: it is the same `cv2`, and needs no libGL on a server.
 model = ["opencv-python-headless>=4.5", "visualdl>=2.5"]
@@ -27,13 +27,12 @@ setup(
     package_data={
         "ppfleet": [
             "py.typed",
-            "page.css",
-            "tipc/page.css",
-            "commands/*.css",
-            "commands/scaling/*.css",
-            "ops/*.cc",
-            "ops/*.h",
-            "ops/*.inc",
+            "html/*.css",
+            "tipc/*.css",
+            "commands/*/*.css",
+            "cpu/*.cc",
+            "cpu/*.h",
+            "cpu/*.inc",
         ]
     },
     install_requires=["numpy>=1.21", "psutil>=5.9", "safetensors>=0.4", "tqdm>=4.60"],

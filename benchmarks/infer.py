@@ -182,8 +182,8 @@ class OurModel:
 
     def __init__(self, case: Case) -> None:
         from models.mobilenet_v3_small.net import MobileNetV3Small
-        from ppfleet.export import FORMATS, export
-        from ppfleet.runtimes import installed
+        from ppfleet.export.runtimes import installed
+        from ppfleet.export.static_model import FORMATS, export
 
         net = MobileNetV3Small()
         net.set_state_dict({name: fill(name, tensor.shape) for name, tensor in net.state_dict().items()})

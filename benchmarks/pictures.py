@@ -10,7 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from ppfleet.sampler import mix
+from ppfleet.data.sampler import mix
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SMALLEST = 0.08  # least share of an image that a crop keeps

@@ -21,8 +21,8 @@ from paddle.io import DataLoader, DistributedBatchSampler  # noqa: E402
 from deploy.inference_python import preprocess  # noqa: E402
 from models.mobilenet_v3_small import data, recipe  # noqa: E402
 from models.mobilenet_v3_small.net import MobileNetV3Small  # noqa: E402
-from ppfleet import script  # noqa: E402
-from ppfleet.script import Parser, number  # noqa: E402
+from ppfleet import cli  # noqa: E402
+from ppfleet.cli import Parser, number  # noqa: E402
 
 
 def main() -> None:
@@ -64,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    script.run(main)
+    cli.run(main)

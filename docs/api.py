@@ -17,11 +17,11 @@ PAGE = HERE / "api.md"
 # the classes).
 CONTENTS: dict[str, dict[str, list[str]]] = {
     "job": {"Job": []},
-    "loader": {"Loader": []},
-    "inplace": {"InPlaceDataset": ["draw_into"]},
-    "metrics": {"top1": [], "top5": [], "topk": [], "cross_entropy": []},
-    "comm": {"Comm": ["on_first", "first", "gather"]},
-    "log": {"Board": []},
+    "data.loader": {"Loader": []},
+    "data.threads": {"ThreadedDataset": ["draw_into"]},
+    "evaluation.metrics": {"top1": [], "top5": [], "topk": [], "cross_entropy": []},
+    "distributed.collectives": {"Comm": ["on_first", "first", "gather"]},
+    "checkpoint.board": {"Board": []},
     "errors": {},
 }
 HEAD = """# Reference
@@ -33,7 +33,7 @@ What a training script calls, from the docstrings (`make docs` writes this page)
 def page() -> str:
     parts = [HEAD]
     for module, names in CONTENTS.items():
-        source = (HERE.parent / "ppfleet" / f"{module}.py").read_text(encoding="utf-8")
+        source = (HERE.parent / "ppfleet" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         tree = ast.parse(source)
         found = {node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
         parts.append(f"## ppfleet.{module}\n\n{_said(tree)}\n")

@@ -2,28 +2,39 @@
 
     job = ppfleet.Job("output/run1")
 
-`Job` is the one name a training script needs; everything else is a part of it and may be used alone.
-Importing this package imports nothing of Paddle's: that happens when `Job` is first asked for.
+`Job` is the one name a training script needs; the others are for what goes beyond it.
+Importing this package imports nothing of Paddle's: that happens when one of these names is first asked for.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ppfleet._version import __version__
 from ppfleet.errors import FleetError, PaddleMissing
 
 if TYPE_CHECKING:
+    from ppfleet.data.loader import Loader
+    from ppfleet.data.threads import ThreadedDataset
+    from ppfleet.evaluation.confusion import Confusion
     from ppfleet.job import Job
 
-__version__ = "0.1.0"
-__all__ = ["FleetError", "Job", "__version__"]
+# Public name -> the module that holds it.
+_PUBLIC = {
+    "Job": "ppfleet.job",
+    "Loader": "ppfleet.data.loader",
+    "ThreadedDataset": "ppfleet.data.threads",
+    "Confusion": "ppfleet.evaluation.confusion",
+}
+__all__ = ["Confusion", "FleetError", "Job", "Loader", "ThreadedDataset", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    if name != "Job":
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'ppfleet' has no attribute {name!r}")
     try:
-        from ppfleet.job import Job
+        return getattr(import_module(_PUBLIC[name]), name)
     except ModuleNotFoundError as missing:
         if missing.name != "paddle":
             raise
@@ -31,4 +42,3 @@ def __getattr__(name: str) -> object:
             "ppfleet needs PaddlePaddle, which is not installed here: "
             "pip install 'ppfleet[cpu]', or 'ppfleet[gpu]' on a machine with NVIDIA cards"
         ) from None
-    return Job

@@ -23,33 +23,35 @@ from typing import Any, Callable, NoReturn
 import paddle
 from paddle import nn
 
-from ppfleet import log, ops, pdparams, rundir, state
-from ppfleet.comm import Comm, choose_device
+from ppfleet import cpu, log
+from ppfleet.checkpoint import pdparams, run_directory, tensors
+from ppfleet.checkpoint.board import Board
+from ppfleet.checkpoint.files import disk_message
+from ppfleet.checkpoint.saver import Saver
+from ppfleet.checkpoint.settings import DEFAULTS, Settings
+from ppfleet.cpu.tuning import tune
+from ppfleet.data.loader import TRAINING, Collate, Loader, make_loader, seed_everything
+from ppfleet.data.sampler import mix
+from ppfleet.distributed.collectives import Comm, choose_device
+from ppfleet.distributed.consistency import check_same
+from ppfleet.distributed.world import World
 from ppfleet.errors import PREEMPTED, FleetError
-from ppfleet.evaluation import SAMPLES, measure
-from ppfleet.export import agreement, export
-from ppfleet.files import disk_message
-from ppfleet.judge import Limits
-from ppfleet.keeper import Keeper
-from ppfleet.loader import TRAINING, Collate, Loader, make_loader, seed_everything
-from ppfleet.metrics import Totals
-from ppfleet.place import Place
-from ppfleet.precision import Precision, plain
-from ppfleet.sampler import mix
-from ppfleet.settings import DEFAULTS, Settings
-from ppfleet.stepper import ON_NAN, Stepper
-from ppfleet.tuning import tune
-from ppfleet.world import World
-from ppfleet.wrap import (
-    Exchange,
+from ppfleet.evaluation.evaluate import SAMPLES, measure
+from ppfleet.evaluation.metrics import Totals
+from ppfleet.export.static_model import agreement, export
+from ppfleet.training.gradients import Exchange
+from ppfleet.training.model import (
     batch_norm_statistics,
-    check_same,
     describe_optimizer,
     describe_parameters,
     float_buffers,
     held_parameters,
     unwrap,
 )
+from ppfleet.training.precision import Precision, plain
+from ppfleet.training.state import Place
+from ppfleet.training.step import ON_NAN, Stepper
+from ppfleet.watchdog.diagnosis import Limits
 
 _END = object()
 
@@ -100,7 +102,7 @@ class Job:
         self.directory = Path(directory).absolute()  # a script may change its working directory
         self.seed, self.accumulate, self.on_nan = seed, accumulate, on_nan
         self.save_every, self.log_every = save_every, log_every
-        self.flight = rundir.open_flight(self.directory, self.world)
+        self.flight = run_directory.open_flight(self.directory, self.world)
         self.comm = Comm(self.world, self.device, self.flight, Limits(stall, stall_long))
         if self.world.alone:
             self.comm.watch.start()
@@ -111,8 +113,8 @@ class Job:
         self._place = Place()
         self._epochs = 0  # how many there are to be
         self._stepper: Stepper | None = None
-        self._board: log.Board | None = None
-        self._run = rundir.RunDir(self.directory, keep, existing)
+        self._board: Board | None = None
+        self._run = run_directory.RunDir(self.directory, keep, existing)
         self._owns_directory = False  # whether what it holds is of this run
         self.comm.on_first(self._run.take, "opening of the run directory")
         try:
@@ -144,7 +146,7 @@ class Job:
     @property
     def best(self) -> float | None:
         """The best score that was saved."""
-        return self._keeper.best if self._stepper else None
+        return self._saver.best if self._stepper else None
 
     @property
     def step(self) -> int:
@@ -157,10 +159,10 @@ class Job:
         return self._stepper.skipped if self._stepper else 0
 
     @property
-    def board(self) -> log.Board:
+    def board(self) -> Board:
         """history.jsonl and VisualDL's log; rank 0 writes: `if job.world.first: job.board.add(job.step, {"f1": f1})`"""
         if self._board is None:
-            self._board = log.Board(self.directory)
+            self._board = Board(self.directory)
         return self._board
 
     # Setting up
@@ -169,7 +171,7 @@ class Job:
         """Make `net` and `optimizer` ready for this job: device, precision, sync-BN, DataParallel.
 
         All ranks must bring the same parameters and the same settings of the optimizer; rank 0's weights are taken.
-        On a CPU, with `fast_cpu`, layers use ppfleet's own operators where these know what to do (see ppfleet.ops).
+        On a CPU, with `fast_cpu`, layers use ppfleet's own operators where these know what to do (see ppfleet.cpu).
         """
         if self._stepper is not None:
             raise FleetError("job.prepare was called before: a job trains one model with one optimizer")
@@ -180,7 +182,7 @@ class Job:
             net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if not self.world.alone else net
         elif fast_cpu:
             with self.flight.during("work", "compiling of operators"):
-                self.settings[DEFAULTS]["operators"] = ops.fast_cpu(net)
+                self.settings[DEFAULTS]["operators"] = cpu.fast_cpu(net)
         self._parameters = held_parameters(net, optimizer)
         settings = describe_optimizer(optimizer)
         check_same(self.comm, "parameters", describe_parameters(self._parameters))
@@ -193,10 +195,10 @@ class Job:
             )
         self._net = net  # the user's own; what prepare returns may be wrapped
         wrapped = net if self.world.alone else paddle.DataParallel(net)
-        exchange = Exchange(self.comm, self._parameters, statistics, float_buffers(net))
+        exchange = Exchange(self.comm, self._parameters, statistics, float_buffers(net), cpu.all_finite)
         self._stepper = Stepper(self.comm, self.precision, exchange, wrapped, optimizer)
         self._stepper.accumulate, self._stepper.on_nan = self.accumulate, self.on_nan
-        self._keeper = Keeper(self.comm, self._run, self.seed, net, self._stepper, self._parameters)
+        self._saver = Saver(self.comm, self._run, self.seed, net, self._stepper, self._parameters)
         self.settings.update(parameters=sum(int(p.size) for p in self._parameters.values()), optimizer=settings)
         return wrapped, optimizer
 
@@ -214,7 +216,7 @@ class Job:
 
         `tail` says what becomes of a last global batch that is not full: "drop" it (the default with shuffle), or
         "pad" it with a mask (the default without), so that evaluation counts every sample once. `workers` are threads
-        where the data set is a ppfleet.inplace.InPlaceDataset, else processes; 0 loads in the loop itself.
+        where the data set is a ppfleet.data.threads.ThreadedDataset, else processes; 0 loads in the loop itself.
         """
         plan = {
             "batch_size": batch_size,
@@ -238,7 +240,7 @@ class Job:
         if place.epoch >= count:
             log.info(f"nothing to do: {place.epoch} of {count} epochs are done already")
         if place.interrupted:  # the loop before, in this process: a notebook's cell is run again
-            self._keeper.loop_ended()
+            self._saver.loop_ended()
             stepper.drop_batch()
         try:
             for epoch in range(place.epoch, count):
@@ -247,7 +249,7 @@ class Job:
                 self._seed_all(epoch)
                 yield epoch
                 place.leave_epoch()
-                self._keeper.amend(place)
+                self._saver.amend(place)
         finally:
             place.leave_epochs()
             self.comm.watch.in_loop = False
@@ -267,13 +269,13 @@ class Job:
         order = {"samples": loader.plan.length, "shuffle": loader.plan.shuffle}
         begins = place.begin_loop(order)
         if place.skipped:
-            self._keeper.loop_repeated()
+            self._saver.loop_repeated()
         if not begins:
             return
         place.skipped = False
         if place.doubt:
             log.info(place.doubt)
-        self._keeper.amend(place)
+        self._saver.amend(place)
         loader.begin(place.order_key, place.position, TRAINING)
         left = loader.steps_left
         if left is None and self.accumulate > 1:
@@ -305,14 +307,14 @@ class Job:
                 left = None if left is None else left - 1
                 if progress.step() and self.world.first:
                     self._report(loader, progress)
-                self._keeper.amend(place)
+                self._saver.amend(place)
                 if self.save_every and not stepper.done and stepper.step % self.save_every == 0:
                     self.save()
                 if stepper.asked and not stepper.done:
                     self._preempt()
             over = True
             place.end_loop()
-            self._keeper.loop_ended()
+            self._saver.loop_ended()
         finally:
             progress.close()
             stepper.abandon()
@@ -323,7 +325,7 @@ class Job:
 
     def _preempt(self) -> NoReturn:
         """All ranks are here, after the same step: one checkpoint, and the end."""
-        if not self._keeper.has(self._place):
+        if not self._saver.has(self._place):
             self.save()
         self._end_preempted()
 
@@ -361,7 +363,7 @@ class Job:
         """
         if not metrics:
             raise FleetError(
-                "job.evaluate needs at least one metric: job.evaluate(net, val, top1=ppfleet.metrics.top1)"
+                "job.evaluate needs at least one metric: job.evaluate(net, val, top1=ppfleet.evaluation.metrics.top1)"
             )
         model = unwrap(net)
         self._same_buffers(model)
@@ -399,7 +401,7 @@ class Job:
 
     def _save(self, mode: str, metrics: dict[str, float], repeat: bool = False) -> None:
         with self.flight.during("save", "saving"):
-            self._keeper.save(self._place, self.card, mode, metrics, repeat)
+            self._saver.save(self._place, self.card, mode, metrics, repeat)
         self.comm.watch.unsaved = False
 
     def resume(self, source: str | Path = "auto") -> bool:
@@ -410,7 +412,7 @@ class Job:
         refused at the first step: see `existing`.
         """
         stepper = self._ready("job.resume")
-        found, own = self._keeper.restore(self._place, self.card, str(source))
+        found, own = self._saver.restore(self._place, self.card, str(source))
         self._owns_directory = own
         if found:
             self.flight.step = stepper.step
@@ -424,10 +426,10 @@ class Job:
         """
         stepper = self._ready("job.load")
         path = Path(path)
-        arrays = state.load_file(path) if path.suffix == ".safetensors" else pdparams.load(path)
-        left_out = state.load_model(self._net, arrays, str(path), strict)
+        arrays = tensors.load_file(path) if path.suffix == ".safetensors" else pdparams.load(path)
+        left_out = tensors.load_model(self._net, arrays, str(path), strict)
         # Each rank read its own host's file: they must have been the same.
-        check_same(self.comm, f"weights in {path.name}", {"sha256": state.fingerprint(self._net)})
+        check_same(self.comm, f"weights in {path.name}", {"sha256": tensors.fingerprint(self._net)})
         stepper.exchange.remember()
         if left_out:
             log.info(f"{path}: left out: " + "; ".join(left_out))
@@ -437,13 +439,13 @@ class Job:
         """Write the static model for inference (rank 0; all ranks learn whether it worked) and return its stamp.
 
         `spec` is `[None, 3, 224, 224]` or a list of `InputSpec`; `stamp` adds to export.json: classes, preprocessing.
-        `formats=("paddle", "pdmodel", "onnx")` among it asks for more than Paddle's own form (see ppfleet/export.py).
+        `formats=("paddle", "pdmodel", "onnx")` among it asks for more than Paddle's own form (see ppfleet/export/).
         """
         target = Path(directory) if directory is not None else self.directory / "export"
         model = unwrap(net)
         with self.flight.during("export", "export"):
             self._same_buffers(model)
-            with ops.stock(model):
+            with cpu.stock(model):
                 facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
         log.info(f"exported to {target}: {agreement(facts['parity'])}")
         return facts

@@ -142,8 +142,8 @@ def train(
             if pause:
                 time.sleep(pause)
         job.save()
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
 
-    result = {"weights": state.fingerprint(job._net), "step": job.step, "epoch": job.epoch}
+    result = {"weights": tensors.fingerprint(job._net), "step": job.step, "epoch": job.epoch}
     job.close()
     return result

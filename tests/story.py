@@ -2,8 +2,8 @@
 
 import time
 
-from ppfleet.commands import cause
-from ppfleet.flight import Flight, Pulse
+from ppfleet.commands.why import cause
+from ppfleet.watchdog.recorder import Flight, Pulse
 
 GRADIENTS = "all-reduce of gradients"
 A, B = "192.168.0.1", "192.168.0.2"
@@ -53,7 +53,7 @@ class Story:
     def __init__(self, directory, monkeypatch):
         self.directory, self.rings = directory, 0
         self.began = self.now = time.time()
-        monkeypatch.setattr("ppfleet.flight.time.time", lambda: self.now)
+        monkeypatch.setattr("ppfleet.watchdog.recorder.time.time", lambda: self.now)
 
     def rank(self, number, size=2, run="token", boot="far", address=A, pid=1, skew=0.0):
         return Trainer(self, number, size, run, boot, address, pid, skew)

@@ -20,8 +20,8 @@ for noise in ("No ccache found", "When training, we now always track"):  # of Pa
     warnings.filterwarnings("ignore", message=noise)
 
 from deploy.inference_python import preprocess  # noqa: E402
+from ppfleet.cli import Parser, number  # noqa: E402
 from ppfleet.errors import CheckpointError  # noqa: E402
-from ppfleet.script import Parser, number  # noqa: E402
 
 MODEL = "mobilenet_v3_small"
 CARD = "model.json"  # what ppfleet writes beside latest.pdparams

@@ -10,7 +10,7 @@ import common  # noqa: F401 - puts the repository on Python's path
 # isort: split
 import train
 
-from ppfleet import script
+from ppfleet import cli
 
 if __name__ == "__main__":
-    script.run(lambda: train.main(["--test-only", *sys.argv[1:]]))
+    cli.run(lambda: train.main(["--test-only", *sys.argv[1:]]))

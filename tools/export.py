@@ -14,10 +14,10 @@ import common
 import paddle
 
 from models.mobilenet_v3_small.net import CLASSIFIER, MobileNetV3Small, load_weights, read_weights
-from ppfleet import script
+from ppfleet import cli
 from ppfleet.errors import CheckpointError
-from ppfleet.export import FORMATS, agreement, export
-from ppfleet.runtimes import installed
+from ppfleet.export.runtimes import installed
+from ppfleet.export.static_model import FORMATS, agreement, export
 
 
 def formats(text: str) -> list[str]:
@@ -65,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    script.run(main)
+    cli.run(main)

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 # isort: split
-from ppfleet import script
+from ppfleet import cli
 from ppfleet.errors import DataError
 
 MARK = ".handwritten-digits"  # says that this tool made the directory, and may make it anew
@@ -59,7 +59,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def main() -> None:
-    parser = script.Parser(__doc__)
+    parser = cli.Parser(__doc__)
     parser.add_argument("directory", nargs="?", default="lite_data", type=Path, help="where to write it")
     root = parser.parse_args().directory
     try:
@@ -71,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    script.run(main)
+    cli.run(main)

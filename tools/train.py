@@ -21,14 +21,15 @@ from deploy.inference_python import preprocess
 from models.mobilenet_v3_small import data, pictures, recipe
 from models.mobilenet_v3_small.augment import STEPS
 from models.mobilenet_v3_small.net import MobileNetV3Small, load_weights
-from ppfleet import log, script, state
-from ppfleet.confusion import Confusion
+from ppfleet import cli, log
+from ppfleet.checkpoint import tensors
+from ppfleet.checkpoint.files import json_bytes, replace_file, write
+from ppfleet.cli import number
+from ppfleet.data.loader import Loader
+from ppfleet.distributed.consistency import check_same
 from ppfleet.errors import FleetError
-from ppfleet.files import json_bytes, replace_file, write
-from ppfleet.loader import Loader
-from ppfleet.script import number
-from ppfleet.stepper import ON_NAN
-from ppfleet.wrap import check_same
+from ppfleet.evaluation.confusion import Confusion
+from ppfleet.training.step import ON_NAN
 
 
 def train(o: Namespace) -> None:
@@ -78,7 +79,7 @@ def evaluate(o: Namespace) -> None:
     how = common.preparation(o, card, log.info)
     net = MobileNetV3Small(len(files.classes))
     load_weights(net, o.pretrained)
-    mine = {"weights": state.fingerprint(net), "preprocess": how, "batch_size": o.batch_size, **describe(files)}
+    mine = {"weights": tensors.fingerprint(net), "preprocess": how, "batch_size": o.batch_size, **describe(files)}
     check_same(job.comm, "weights or data", mine)
     val = loader(job, o, data.Images(files.val, how))
     seen = Confusion(val, files.classes)
@@ -190,4 +191,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    script.run(main)
+    cli.run(main)

@@ -17,7 +17,7 @@ from deploy.inference_python.preprocess import Image, resize
 
 if TYPE_CHECKING:
     from models.mobilenet_v3_small.unread import Unread
-    from ppfleet.inplace import Chance
+    from ppfleet.data.threads import Chance
 
 STEPS = ("flip", "jitter", "rand")  # what --augment may list, in the order of application
 _GREY = (124, 116, 104)  # ImageNet's mean colour, where a turned image leaves its corners empty

@@ -18,9 +18,9 @@ from deploy.inference_python import preprocess
 from models.mobilenet_v3_small.augment import augment
 from models.mobilenet_v3_small.unread import Unread
 from ppfleet import log
+from ppfleet.cpu.pixels import ToPlanes
+from ppfleet.data.threads import Array, Chance, ThreadedDataset
 from ppfleet.errors import DataError
-from ppfleet.inplace import Array, Chance, InPlaceDataset
-from ppfleet.ops.pixels import ToPlanes
 
 Sample = tuple[str, int]  # path and label
 _SHOWN = 50  # bad images that are named one by one
@@ -147,7 +147,7 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"cannot read {path}: {failure}") from None
 
 
-class Images(InPlaceDataset):
+class Images(ThreadedDataset):
     """`(image, label)`: prepared as evaluation and deployment do, or augmented for training."""
 
     def __init__(

@@ -12,7 +12,8 @@ from typing import Any
 import paddle.nn.functional as F
 from paddle import nn
 
-from ppfleet import log, ops, pdparams, state
+from ppfleet import cpu, log
+from ppfleet.checkpoint import pdparams, tensors
 from ppfleet.errors import CheckpointError
 
 # kernel, expanded channels, output channels, squeeze-excite, activation, stride
@@ -86,14 +87,14 @@ class SqueezeExcite(nn.Layer):
         return x * weights  # in this order: the other one broadcasts eight times slower on a CPU
 
     def forward_on_cpu(self, x: Any) -> Any:
-        """The same by one operator; ppfleet.ops takes it where it can."""
+        """The same by one operator; ppfleet.cpu takes it where it can."""
         fc1, fc2 = self.fc1, self.fc2
-        plain = type(fc1) is type(fc2) is nn.Conv2D and not ops.hooked(self.pool, fc1, fc2) and ops.usable(x)
+        plain = type(fc1) is type(fc2) is nn.Conv2D and not cpu.hooked(self.pool, fc1, fc2) and cpu.usable(x)
         if plain:
             weights, channels, middle = (fc1.weight, fc1.bias, fc2.weight, fc2.bias), x.shape[1], fc1._out_channels
             shapes = [middle, channels, 1, 1], [middle], [channels, middle, 1, 1], [channels]
-            if all(map(ops.fits, weights, shapes)):
-                return ops.run("squeeze_excite", x, *weights)
+            if all(map(cpu.fits, weights, shapes)):
+                return cpu.run("squeeze_excite", x, *weights)
         return SqueezeExcite.forward(self, x)
 
 
@@ -126,7 +127,7 @@ _CLAS_NAMES = [
 def read_weights(path: str | Path) -> dict[str, Any]:
     """The arrays of a `.pdparams` or `.safetensors` of ppfleet, paddle.vision or PaddleClas, by the names used here."""
     path = Path(path)
-    arrays = state.load_file(path) if path.suffix == ".safetensors" else pdparams.load(path)
+    arrays = tensors.load_file(path) if path.suffix == ".safetensors" else pdparams.load(path)
     if "last_second_conv.conv.weight" not in arrays:
         return arrays
     renamed = {}
@@ -147,7 +148,7 @@ def load_weights(net: MobileNetV3Small, path: str | Path, anew: bool = False) ->
         theirs, ours = len(arrays[f"{CLASSIFIER}.bias"]), net.classifier[-1].weight.shape[1]
         if theirs != ours:
             raise CheckpointError(f"{path} tells {theirs} classes apart, not {ours}: give the data it was trained for")
-    unfit = state.load_model(net, arrays, str(path), strict=not anew)
+    unfit = tensors.load_model(net, arrays, str(path), strict=not anew)
     if not anew:
         return
     names = net.state_dict()

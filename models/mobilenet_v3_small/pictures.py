@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from deploy.inference_python import preprocess
-from ppfleet.confusion import Seen
+from ppfleet.evaluation.confusion import Seen
 
 Image = np.ndarray[Any, Any]
 _MOST = 1200  # pixels of a side

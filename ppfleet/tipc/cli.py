@@ -14,9 +14,9 @@ import os
 import sys
 from argparse import ArgumentTypeError, Namespace
 
-from ppfleet import hosts
+from ppfleet.cli import Parser, number
+from ppfleet.cluster import hosts
 from ppfleet.errors import ConfigError, FleetError, WorldError
-from ppfleet.script import Parser, number
 from ppfleet.tipc import config as tipc
 from ppfleet.tipc import lint, plan
 from ppfleet.tipc.command import OUTPUT, TRAINERS, Here

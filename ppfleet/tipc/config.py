@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppfleet import hosts
+from ppfleet.cluster import hosts
 from ppfleet.errors import ConfigError
 from ppfleet.tipc.layout import LAST_REQUIRED, LAYOUTS, check_family, check_places, find_form
 from ppfleet.tipc.lines import Line, present, read

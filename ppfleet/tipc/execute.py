@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ppfleet import guard
+from ppfleet.cluster import process_tree
 from ppfleet.tipc import figures
 from ppfleet.tipc.command import Command
 
@@ -61,7 +61,7 @@ def _run(command: Command, log: Path) -> tuple[int, bool]:
     if not env.get("CUDA_VISIBLE_DEVICES"):
         env.pop("CUDA_VISIBLE_DEVICES", None)  # an empty one makes the launcher fail
     env.update(dict(command.env), PYTHONUNBUFFERED="1")
-    watched = [sys.executable, guard.__file__, str(os.getpid()), str(_GRACE), *command.argv]
+    watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(_GRACE), *command.argv]
     late = False
     with log.open("wb") as out, log.open("rb") as shown:
         process = subprocess.Popen(
@@ -80,7 +80,7 @@ def _run(command: Command, log: Path) -> tuple[int, bool]:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-            guard.end_below(0)  # only if the guard itself was killed is there anything
+            process_tree.end_below(0)  # only if the guard itself was killed is there anything
             _copy(shown)
     return process.returncode, late
 

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ppfleet.page import document
+from ppfleet.html.page import document
 
 _STYLE = Path(__file__).with_name("page.css")
 _WORDS = {"ok": "passed", "failed": "failed", "skipped": "skipped"}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from ppfleet.checkpoint.files import ODD, json_bytes, replace_file
+from ppfleet.checkpoint.files import write as write_bytes
 from ppfleet.errors import CheckpointError
-from ppfleet.files import ODD, json_bytes, replace_file
-from ppfleet.files import write as write_bytes
 from ppfleet.tipc import page
 
 if TYPE_CHECKING:

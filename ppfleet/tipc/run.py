@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-import ppfleet
-from ppfleet import guard, hosts
+from ppfleet._version import __version__
+from ppfleet.cli import Stopped, stoppable
+from ppfleet.cluster import hosts, process_tree
+from ppfleet.cluster.rendezvous import Meeting
 from ppfleet.errors import CommError, ConfigError
-from ppfleet.meet import Meeting
-from ppfleet.script import Stopped, stoppable
 from ppfleet.tipc import report
 from ppfleet.tipc.command import Command
 from ppfleet.tipc.execute import FAILED, OK, SKIPPED, Result, execute, show, tail
@@ -39,7 +39,7 @@ class Runner:
         self.others: dict[str, Any] = {}
         self._made = self._open = False  # whether this run's directory is there, and its status log
         self._lock: IO[str] | None = None
-        text = plan.config.path.read_bytes() + f"{plan.mode} {ppfleet.__version__}".encode()
+        text = plan.config.path.read_bytes() + f"{plan.mode} {__version__}".encode()
         port = (plan.here.start_port or hosts.DEFAULT_PORT) - 1
         self.meeting = Meeting(
             list(self.nodes), self.node, port, hashlib.sha256(text).hexdigest(), patience, show, _SAME
@@ -48,7 +48,7 @@ class Runner:
     def run(self) -> int:
         """The exit code: 0 when all is well, 1 otherwise, 128 + n after signal n."""
         stopped = 0
-        guard.adopt()
+        process_tree.adopt()
         with stoppable():
             try:
                 self._begin()
@@ -217,7 +217,7 @@ class Runner:
             "token": self.token,
             "notes": self.plan.notes,
             "python": platform.python_version(),
-            "ppfleet": ppfleet.__version__,
+            "ppfleet": __version__,
             "commands": [report.entry(result, self.directory) for result in self.results],
             "planned": len(self.plan.commands),
             "nodes": self.others,

@@ -28,9 +28,10 @@ from pathlib import Path
 
 import psutil
 
-from ppfleet import checkpoint, flight
-from ppfleet.commands import cause
+from ppfleet.checkpoint import manifest
+from ppfleet.commands.why import cause
 from ppfleet.errors import CheckpointError
+from ppfleet.watchdog import recorder
 from tests.harness import ROOT, free_ports
 from tests.hosts import namespaces
 
@@ -77,13 +78,13 @@ class Job:
             words += ["--ips=127.0.0.1", "--host=127.0.0.1", f"--start_port={port}"]
         return words
 
-    def records(self) -> dict[int, flight.Record]:
+    def records(self) -> dict[int, recorder.Record]:
         """The newest ring of each rank that this start has made."""
         found = {}
         for log in self.logs:
             for link in log.glob("rank*.ring"):
                 try:
-                    record = flight.read(link)
+                    record = recorder.read(link)
                 except (OSError, ValueError):
                     continue
                 found[record.facts.get("rank", -1)] = record
@@ -194,7 +195,7 @@ def torn(place: Path) -> int:
     count = 0
     for path in (place / "run/checkpoints").glob("0*"):
         try:
-            checkpoint.verify(path)
+            manifest.verify(path)
         except CheckpointError as failure:
             print(f"torn: {failure}", flush=True)
             count += 1
@@ -204,7 +205,7 @@ def torn(place: Path) -> int:
 def saved_step(place: Path) -> int:
     """How far the newest checkpoint is."""
     root = place / "run/checkpoints"
-    found = checkpoint.newest(root)
+    found = manifest.newest(root)
     return json.loads((found.path / "state.json").read_text())["step"] if found.path else 0
 
 

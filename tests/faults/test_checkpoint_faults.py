@@ -34,7 +34,7 @@ def train(directory, epochs, width=16, other_optimizer=False, seed=1):
     from paddle import nn
 
     import ppfleet
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     job = ppfleet.Job(directory, device="cpu", seed=seed)
@@ -48,7 +48,7 @@ def train(directory, epochs, width=16, other_optimizer=False, seed=1):
         for points, labels in job.steps(data):
             job.backward(F.cross_entropy(wrapped(points), labels))
         job.save()
-    return {"started": started, "step": job.step, "weights": state.fingerprint(net)}
+    return {"started": started, "step": job.step, "weights": tensors.fingerprint(net)}
 
 
 def fills_up(directory, mount):

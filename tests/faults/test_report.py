@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ppfleet.__main__ import main
-from ppfleet.history import RANKS, curves, read
+from ppfleet.checkpoint.history import RANKS, curves, read
 from tests.faults.test_watch import Victims
 from tests.harness import ROOT, environment, free_ports
 from tests.unit.test_report import Page

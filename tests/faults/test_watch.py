@@ -15,8 +15,8 @@ import time
 import psutil
 import pytest
 
-from ppfleet import flight
 from ppfleet.errors import PREEMPTED, STALLED
+from ppfleet.watchdog import recorder
 from tests.faults.chaos import VICTIM, saved_step
 from tests.harness import ROOT, environment, free_ports, start
 
@@ -41,7 +41,7 @@ class Victims:
     def until_step(self, step, seconds=60):
         def steps():
             rings = sorted(self.run.glob("flight/*-rank0.ring"))
-            return max((e.step for e in flight.read(rings[-1]).entries), default=0) if rings else 0
+            return max((e.step for e in recorder.read(rings[-1]).entries), default=0) if rings else 0
 
         self.until(lambda: steps() >= step, seconds)
         return self
@@ -276,7 +276,7 @@ def dies_early(path):
     import paddle.distributed as dist
 
     import ppfleet
-    from ppfleet.world import World
+    from ppfleet.distributed.world import World
 
     if World.from_env().rank == 1:
         dist.init_parallel_env = lambda: os.kill(os.getpid(), signal.SIGKILL)
@@ -345,7 +345,7 @@ def test_sigterm_saves_once_and_the_same_command_goes_on(tmp_path, undisturbed, 
     assert f"SIGTERM came to rank {to}" in outputs[0] and "ending after SIGTERM: saved at step" in outputs[0]
     checkpoints = [path.name for path in victims.run.glob("checkpoints/0*")]
     assert len(checkpoints) == 1 and saved_step(tmp_path) >= 10  # one, of the very step
-    steps = max(e.step for r in victims.run.glob("flight/*.ring") for e in flight.read(r).entries)
+    steps = max(e.step for r in victims.run.glob("flight/*.ring") for e in recorder.read(r).entries)
     assert saved_step(tmp_path) == steps
     again = Victims(tmp_path, ranks)
     codes, outputs = again.end()
@@ -358,7 +358,7 @@ def evaluates(path, marker, with_epochs):
     import paddle.nn.functional as F
 
     import ppfleet
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     class Slow(blocks.Points):
@@ -380,7 +380,7 @@ def evaluates(path, marker, with_epochs):
             done.append(epoch)
             job.backward(F.cross_entropy(wrapped(points), labels))
         job.save(**job.evaluate(net, val, accuracy=metric))
-    return {"resumed": resumed, "steps": done, "best": job.best, "weights": state.fingerprint(net)}
+    return {"resumed": resumed, "steps": done, "best": job.best, "weights": tensors.fingerprint(net)}
 
 
 @pytest.mark.parametrize("with_epochs", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -390,13 +390,13 @@ def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path, with
     rings = tmp_path / "run/flight"
     deadline = time.monotonic() + 60
     while not any(
-        e.what == "next batch of the evaluation" for r in rings.glob("*.ring") for e in flight.read(r).entries
+        e.what == "next batch of the evaluation" for r in rings.glob("*.ring") for e in recorder.read(r).entries
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     running.processes[1].send_signal(signal.SIGTERM)
     assert [end.code for end in running.wait(60)] == [PREEMPTED] * 2
-    entries = [flight.read(ring).entries for ring in rings.glob("*.ring")]
+    entries = [recorder.read(ring).entries for ring in rings.glob("*.ring")]
     assert all(
         sum(e.what == "next batch of the evaluation" for e in each) < 16 for each in entries
     )  # it was left early
@@ -424,7 +424,7 @@ def second_job(path):
 def test_sigterm_in_the_second_job_of_a_process(tmp_path):
     running = start(second_job, 1, tmp_path / "out", str(tmp_path))
     deadline = time.monotonic() + 60
-    while not any(e.step > 5 for r in tmp_path.glob("second/flight/*.ring") for e in flight.read(r).entries):
+    while not any(e.step > 5 for r in tmp_path.glob("second/flight/*.ring") for e in recorder.read(r).entries):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     running.processes[0].send_signal(signal.SIGTERM)
@@ -461,10 +461,10 @@ def launched(tmp_path):
     )
     rings = tmp_path / "run/flight"
     deadline = time.monotonic() + 60
-    while len([r for r in rings.glob("*.ring") if len(flight.read(r).entries) > 40]) < 2:
+    while len([r for r in rings.glob("*.ring") if len(recorder.read(r).entries) > 40]) < 2:
         assert time.monotonic() < deadline and launcher.poll() is None
         time.sleep(0.05)
-    return launcher, [psutil.Process(flight.read(r).facts["pid"]) for r in rings.glob("*.ring")]
+    return launcher, [psutil.Process(recorder.read(r).facts["pid"]) for r in rings.glob("*.ring")]
 
 
 def test_orphans_notice_that_their_launcher_is_gone(tmp_path):

@@ -69,7 +69,7 @@ def steps(path, what, ranks_that_differ=(1,)):
     from paddle import nn
 
     import ppfleet
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     class Branches(nn.Layer):
@@ -112,7 +112,7 @@ def steps(path, what, ranks_that_differ=(1,)):
     same = never is None or bool((net.never.weight.numpy() == never).all())
     job.save()
     return {
-        "weights": state.fingerprint(net),
+        "weights": tensors.fingerprint(net),
         "finite": finite,
         "skipped": job.skipped,
         "unused_untouched": same,
@@ -236,7 +236,7 @@ def fine_tuning(path, what):
     from paddle import nn
 
     import ppfleet
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     class Centred(nn.Layer):
@@ -264,7 +264,7 @@ def fine_tuning(path, what):
         for parameter in frozen:
             parameter.stop_gradient = False
         job.save()
-    return [state.fingerprint(net), bool(untouched)]
+    return [tensors.fingerprint(net), bool(untouched)]
 
 
 @pytest.mark.parametrize("what", ["unfreeze", "buffer"])

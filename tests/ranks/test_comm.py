@@ -8,8 +8,8 @@ from tests.harness import free_ports, run, run_raising, start
 
 
 def make():
-    from ppfleet.comm import Comm, choose_device
-    from ppfleet.world import World
+    from ppfleet.distributed.collectives import Comm, choose_device
+    from ppfleet.distributed.world import World
 
     world = World.from_env()
     return Comm(world, choose_device("cpu", world))
@@ -20,7 +20,7 @@ def collectives():
 
     import paddle
 
-    from ppfleet.store import _send_at_once
+    from ppfleet.distributed.store import _send_at_once
 
     comm = make()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208

@@ -132,7 +132,7 @@ def through_job(path, ranks, epochs):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_fleet_api_and_job_arrive_at_the_same_weights(tmp_path, ranks):
 
-    # Job lets MKL take AVX2 on AMD (ppfleet/tuning.py): for the same bits Fleet must do so too.
+    # Job lets MKL take AVX2 on AMD (ppfleet/cpu/tuning.py): for the same bits Fleet must do so too.
     env = {"MKL_DEBUG_CPU_TYPE": "5"} if on_amd() else None
     output = launch(tmp_path, ranks, "mnist_fleet.py", "--epochs=2", f"--save={tmp_path}/fleet.npz", env=env)
     assert float(re.findall("([0-9.]+) % of 360 test images", output)[0]) > 80

@@ -54,7 +54,7 @@ def by_hand(kind, path):
     import paddle.nn.functional as F
 
     import ppfleet
-    from ppfleet.sampler import Plan, mix
+    from ppfleet.data.sampler import Plan, mix
     from tests import blocks
 
     paddle.seed(mix(1, 0) >> 33)  # as Job(seed=1) does before the model is built
@@ -141,7 +141,7 @@ def through(path, way, clips):
     from paddle import nn
 
     import ppfleet
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     job = ppfleet.Job(f"{path}/{way}{clips}", device="cpu", seed=1)
@@ -157,7 +157,7 @@ def through(path, way, clips):
             scores = net[1](scores)
         job.backward(F.cross_entropy(scores, labels))
     exchange = job._stepper.exchange
-    return [state.fingerprint(net), exchange._shared is not None, exchange.lent]
+    return [tensors.fingerprint(net), exchange._shared is not None, exchange.lent]
 
 
 @pytest.mark.parametrize("clips", [False, True])
@@ -175,7 +175,7 @@ def untouched():
 
     import paddle
 
-    from ppfleet.wrap import only_reads_gradients
+    from ppfleet.training.model import only_reads_gradients
 
     found = {}
     for name, kind in list(vars(paddle.optimizer).items()):

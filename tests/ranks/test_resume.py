@@ -214,7 +214,8 @@ def with_paddles_numbers(directory, workers, stop):
     import paddle.nn.functional as F
 
     import ppfleet
-    from ppfleet import metrics, state
+    from ppfleet import metrics
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     class Noisy(blocks.Points):
@@ -236,7 +237,7 @@ def with_paddles_numbers(directory, workers, stop):
             if job.step == stop:
                 job.save()
                 return "stopped"
-    return state.fingerprint(job._net)
+    return tensors.fingerprint(job._net)
 
 
 def test_resume_with_augmentation_by_paddle(tmp_path):

@@ -17,8 +17,8 @@ def joined(version, code):
 
     import paddle
 
-    from ppfleet.comm import Comm
-    from ppfleet.world import World
+    from ppfleet.distributed.collectives import Comm
+    from ppfleet.distributed.world import World
 
     if code:
         path = Path(tempfile.mkdtemp()) / "mine.py"
@@ -155,12 +155,12 @@ def orphaned_while_waiting(path):
     import time
 
     import ppfleet
-    from ppfleet import rollcall
+    from ppfleet.distributed import handshake
 
     if os.environ["PADDLE_TRAINER_ID"] == "1":
         raise RuntimeError("saw that its launcher is gone, and does not begin")
     until = time.monotonic() + 2
-    rollcall.is_orphan = lambda: time.monotonic() > until
+    handshake.is_orphan = lambda: time.monotonic() > until
     ppfleet.Job(path, device="cpu")
 
 

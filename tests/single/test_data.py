@@ -174,8 +174,8 @@ def drawn(root, steps):
 
     from deploy.inference_python import preprocess
     from models.mobilenet_v3_small import data
-    from ppfleet.loader import make_loader
-    from ppfleet.sampler import mix
+    from ppfleet.data.loader import make_loader
+    from ppfleet.data.sampler import mix
 
     files, how = data.find(root), preprocess.settings(32)
     plan = {"batch_size": 3, "rank": 0, "size": 1, "seed": 3, "shuffle": True, "tail": "pad"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppfleet.files import digest
+from ppfleet.checkpoint.files import digest
 from tests.harness import run, run_raising
 
 
@@ -15,8 +15,8 @@ def exported(path, where=None):
     import paddle
 
     import ppfleet
-    from ppfleet.export import find_model
-    from ppfleet.runtimes import Predictor
+    from ppfleet.export.runtimes import Predictor
+    from ppfleet.export.static_model import find_model
     from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=1)
@@ -134,7 +134,7 @@ def test_a_directory_that_holds_other_things_keeps_them(tmp_path):
 
 def puts(directory):
     """The order in which the files of an export come to their place."""
-    from ppfleet import export
+    from ppfleet.export import static_model
 
     new, target, order = Path(directory) / "new", Path(directory) / "target", []
     for where in (new, target):
@@ -148,7 +148,7 @@ def puts(directory):
         return replace(self, place)
 
     Path.replace = noted
-    export._put(new, target)
+    static_model._put(new, target)
     return order
 
 
@@ -179,8 +179,8 @@ def written(path, formats, without=(), swap=False):
 
     import paddle
 
-    from ppfleet import export
     from ppfleet.errors import ExportError
+    from ppfleet.export import static_model
     from tests import blocks
 
     class Odd(paddle.nn.Linear):
@@ -191,17 +191,17 @@ def written(path, formats, without=(), swap=False):
         sys.modules[name] = None  # as if it were not installed
     if swap:  # another model's file comes out of the conversion
         other = blocks.with_batch_norm()
-        export.export(other, [None, 16], Path(f"{path}-other"), formats=["onnx"])
-        export.to_onnx = lambda program, weights, target: target.write_bytes(
+        static_model.export(other, [None, 16], Path(f"{path}-other"), formats=["onnx"])
+        static_model.to_onnx = lambda program, weights, target: target.write_bytes(
             Path(f"{path}-other/inference.onnx").read_bytes()
         )
     net = Odd(16, 2) if formats == ["odd"] else blocks.with_batch_norm()
     try:
-        facts = export.export(net, [None, 16], Path(path), formats=["onnx"] if formats == ["odd"] else formats)
+        facts = static_model.export(net, [None, 16], Path(path), formats=["onnx"] if formats == ["odd"] else formats)
     except ExportError as failure:
         return [str(failure), sorted(part.name for part in Path(path).glob("*"))]
     assert paddle.in_dynamic_mode() and net.training
-    return [facts, sorted(part.name for part in Path(path).iterdir()), export.agreement(facts["parity"])]
+    return [facts, sorted(part.name for part in Path(path).iterdir()), static_model.agreement(facts["parity"])]
 
 
 OWN = {"inference.pdiparams", "inference.pdiparams.info"}
@@ -266,7 +266,7 @@ def test_a_model_that_cannot_be_converted_is_an_export_error(tmp_path):
 
 def find(path):
     from ppfleet.errors import ExportError
-    from ppfleet.export import find_model
+    from ppfleet.export.static_model import find_model
 
     try:
         return find_model(path)[0].name

@@ -9,12 +9,12 @@ import time
 import psutil
 import pytest
 
-from ppfleet import guard
+from ppfleet.cluster import process_tree
 
 
 def guarded(tmp_path, code, grace="1", parent=None):
     """Start `python -c code` under a guard, in a directory by which its processes can be found."""
-    command = [sys.executable, guard.__file__, str(parent or os.getpid()), grace, sys.executable, "-c", code]
+    command = [sys.executable, process_tree.__file__, str(parent or os.getpid()), grace, sys.executable, "-c", code]
     return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -98,7 +98,7 @@ def test_the_parent_is_killed(tmp_path):
 
 
 def _starter():
-    command = f"[sys.executable, {guard.__file__!r}, str(os.getpid()), '1', sys.executable, '-c', sys.argv[1]]"
+    command = f"[sys.executable, {process_tree.__file__!r}, str(os.getpid()), '1', sys.executable, '-c', sys.argv[1]]"
     return f"subprocess.run({command})"
 
 
@@ -109,6 +109,6 @@ def test_a_parent_that_is_gone_already(tmp_path):
 def test_what_cannot_be_started(tmp_path):
     (tmp_path / "script").write_text("")
     for path, code, words in (("/nowhere/python", 127, "No such file"), (str(tmp_path / "script"), 126, "Permission")):
-        command = [sys.executable, guard.__file__, str(os.getpid()), "1", path]
+        command = [sys.executable, process_tree.__file__, str(os.getpid()), "1", path]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         assert done.returncode == code and done.stderr.startswith(f"cannot start {path}: {words}")

@@ -33,7 +33,7 @@ def exported(directory):
     import paddle
 
     from deploy.inference_python import preprocess
-    from ppfleet.export import export
+    from ppfleet.export.static_model import export
     from tests import blocks
 
     coarse = np.random.RandomState(1).standard_normal((16, 3, 4, 4)).astype("float32")

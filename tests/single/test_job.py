@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ppfleet.history import RANKS, curves, read
+from ppfleet.checkpoint.history import RANKS, curves, read
 from tests.harness import run, run_raising, start
 
 
@@ -14,7 +14,8 @@ def train(path, options, build_another_first=False, epochs=2):
     import paddle.nn.functional as F
 
     import ppfleet
-    from ppfleet import metrics, state
+    from ppfleet import metrics
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     if build_another_first:
@@ -33,7 +34,7 @@ def train(path, options, build_another_first=False, epochs=2):
         rate.step()
         job.save(**job.evaluate(wrapped, val, top1=metrics.top1))
     job.close()
-    return {"weights": state.fingerprint(net), "started": started, "best": job.best}
+    return {"weights": tensors.fingerprint(net), "started": started, "best": job.best}
 
 
 def test_the_run_directory(tmp_path):
@@ -142,7 +143,7 @@ def other_tools(path):
     import numpy as np
     import paddle
 
-    from ppfleet import pdparams
+    from ppfleet.checkpoint import pdparams
     from tests import blocks
 
     loaded = paddle.load(f"{path}/latest.pdparams")
@@ -302,7 +303,7 @@ def saves(path, what):
     import paddle
 
     import ppfleet
-    from ppfleet import rundir
+    from ppfleet.checkpoint import manifest, run_directory
     from tests import blocks
 
     os.chdir(Path(path).parent)
@@ -320,18 +321,21 @@ def saves(path, what):
         target.rename(root / "checkpoints/latest")
         job.save()
     if what == "full":
-        real, rundir.checkpoint.write = rundir.checkpoint.write, lambda *_: (_ for _ in ()).throw(OSError("full"))
+        real, run_directory.checkpoint.write = (
+            run_directory.checkpoint.write,
+            lambda *_: (_ for _ in ()).throw(OSError("full")),
+        )
         try:
             job.save(top1=0.9)
         except OSError:
-            rundir.checkpoint.write = real
+            manifest.write = real
         job.save(top1=0.8)
     if what == "killed":  # between the rename and the links: what a resume finds
-        real, rundir.checkpoint.link = rundir.checkpoint.link, lambda *_: None
-        real_weights, rundir.RunDir._write_weights = rundir.RunDir._write_weights, lambda *_: None
+        real, manifest.link = manifest.link, lambda *_: None
+        real_weights, run_directory.RunDir._write_weights = run_directory.RunDir._write_weights, lambda *_: None
         net[0].weight.set_value(net[0].weight * 2)
         job.save(top1=0.9)
-        rundir.checkpoint.link, rundir.RunDir._write_weights = real, real_weights
+        manifest.link, run_directory.RunDir._write_weights = real, real_weights
         job.resume()
         same = paddle.load(str(root / "best.pdparams"))["0.weight"].numpy() == net[0].weight.numpy()
         assert bool(same.all())
@@ -412,7 +416,7 @@ def stops_and_goes_on(path, what):
     import paddle.nn.functional as F
 
     import ppfleet
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=1)
@@ -457,7 +461,7 @@ def stops_and_goes_on(path, what):
             job.resume()
             job.save()  # from whole weights again
             return str(refusal)
-    return [seen, state.fingerprint(net)]
+    return [seen, tensors.fingerprint(net)]
 
 
 def test_a_loop_left_by_break_ends_its_epoch_also_after_a_resume(tmp_path):

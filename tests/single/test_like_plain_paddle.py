@@ -117,7 +117,7 @@ def by_hand(kind, epochs):
     import paddle
     import paddle.nn.functional as F
 
-    from ppfleet.sampler import mix
+    from ppfleet.data.sampler import mix
     from tests import blocks
 
     paddle.set_device("cpu")
@@ -145,7 +145,7 @@ KINDS += ["set_lr", "plateau, Tensor", "plateau, NumPy"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_bits_as_the_plain_loop_and_after_a_resume(tmp_path, kind):
-    # Job lets MKL take AVX2 on AMD (ppfleet/tuning.py): for the same bits the loop by hand must do so too.
+    # Job lets MKL take AVX2 on AMD (ppfleet/cpu/tuning.py): for the same bits the loop by hand must do so too.
     (hand,) = run(by_hand, 1, tmp_path / "out", kind, 3, env={"MKL_DEBUG_CPU_TYPE": "5"} if on_amd() else None)
     (job,) = run(through_job, 1, tmp_path / "out", str(tmp_path / "whole"), kind, 3)
     assert job == hand

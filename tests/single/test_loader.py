@@ -10,7 +10,7 @@ from tests.harness import run, run_raising
 
 
 def batches(workers, epoch):
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
     from tests import blocks
 
     plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": True, "tail": "drop"}
@@ -33,7 +33,7 @@ def draws(epoch, seed, stream):
 
     import paddle
 
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
 
     def draw(index):
         return [index, random.random(), float(np.random.rand())]
@@ -66,7 +66,7 @@ def test_each_sample_has_randomness_of_its_own(tmp_path, stream):
 
 
 def weights(rank):
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
     from tests import blocks
 
     plan = {"batch_size": 6, "rank": rank, "size": 2, "seed": 3, "shuffle": False, "tail": "pad"}
@@ -83,7 +83,7 @@ def test_weights_make_a_mean_over_the_real_samples(tmp_path):
 def streams(rank, size, tail, position):
     import paddle
 
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
 
     class Stream(paddle.io.IterableDataset):
         def __iter__(self):
@@ -115,7 +115,7 @@ def test_a_stream_is_cut_into_equal_steps_without_loss(tmp_path):
 
 
 def left_early():
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
     from tests import blocks
 
     plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
@@ -136,7 +136,7 @@ def lazy(path, workers):
 
     import paddle
 
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
 
     class Lazy(paddle.io.Dataset):
         """Opens its file at the first use, as LMDB and HDF5 readers do."""
@@ -166,8 +166,8 @@ def test_a_file_opened_at_first_use_is_opened_in_the_workers(tmp_path):
 def refusals():
     import paddle
 
+    from ppfleet.data.loader import make_loader
     from ppfleet.errors import DataError
-    from ppfleet.loader import make_loader
     from tests import blocks
 
     class Stream(paddle.io.IterableDataset):
@@ -204,8 +204,8 @@ def shared_memory(free_batches, workers, local_size):
     import shutil
     from collections import namedtuple
 
-    from ppfleet import loader as module
     from ppfleet import log
+    from ppfleet.data import loader as module
     from tests import blocks
 
     said, told = [], []
@@ -243,7 +243,7 @@ def orphans(path):
     import signal
     from pathlib import Path
 
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
     from tests import blocks
 
     plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
@@ -271,7 +271,7 @@ def passes_with_workers(left_early):
     """Three passes, each to its end or left in the middle; the children of this process after each."""
     import psutil
 
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
     from tests import blocks
 
     plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
@@ -300,7 +300,7 @@ def killed_worker(in_step):
 
     import psutil
 
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
     from tests import blocks
 
     class Deadly(blocks.Points):
@@ -330,7 +330,7 @@ def test_a_killed_worker_is_a_sentence(tmp_path, in_step):
 
 
 def failing_worker():
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
     from tests import blocks
 
     class Broken(blocks.Points):
@@ -360,7 +360,7 @@ def test_dictionaries_and_strings_pass_through(tmp_path, workers):
 def dictionaries(workers):
     import paddle
 
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
 
     class Named(paddle.io.Dataset):
         def __len__(self):
@@ -382,7 +382,7 @@ def paddle_draws(workers, rank, size, start, stream):
     """Index, and what each sample draws from Paddle's generator: in the data set and, as a tensor, in a transform."""
     import paddle
 
-    from ppfleet.loader import make_loader
+    from ppfleet.data.loader import make_loader
 
     def draw(index):
         noise = paddle.uniform([2], min=0, max=1).numpy().tolist()
@@ -485,7 +485,7 @@ def orders_of_steps(path):
     import paddle
 
     import ppfleet
-    from ppfleet.sampler import Plan
+    from ppfleet.data.sampler import Plan
 
     job = ppfleet.Job(path, device="cpu", seed=3)
     net = paddle.nn.Linear(1, 1)

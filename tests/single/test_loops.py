@@ -16,7 +16,7 @@ def train(path, how, epochs=3, **options):
     import paddle.nn.functional as F
 
     import ppfleet
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=1, **options)
@@ -61,7 +61,7 @@ def train(path, how, epochs=3, **options):
         cell()
     except KeyboardInterrupt:
         cell()  # a notebook's cell, run again
-    return [seen, state.fingerprint(net), float(rate())]
+    return [seen, tensors.fingerprint(net), float(rate())]
 
 
 def weights(ended):

@@ -35,8 +35,8 @@ def compared(maps, threads=1):
     import paddle
     import paddle.nn.functional as F
 
-    from ppfleet.ops import build
-    from ppfleet.ops.swap import run as op
+    from ppfleet.cpu import build
+    from ppfleet.cpu.layers import run as op
 
     assert build.load() is None
     paddle.base.core.set_num_threads(threads)
@@ -160,7 +160,7 @@ def steps_on(threads):
     import paddle
     from paddle import nn
 
-    from ppfleet import ops
+    from ppfleet import cpu
 
     paddle.base.core.set_num_threads(threads)
     paddle.seed(3)
@@ -171,7 +171,7 @@ def steps_on(threads):
         nn.Conv2D(24, 40, 1, bias_attr=False), nn.BatchNorm2D(40),
     )  # fmt: skip
     sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
-    assert ops.fast_cpu(net) == "ppfleet's"
+    assert cpu.fast_cpu(net) == "ppfleet's"
     images = paddle.to_tensor(np.random.RandomState(0).standard_normal((20, 3, 70, 70)).astype("float32"))
     for _ in range(2):
         (net(images) ** 3).mean().backward()
@@ -190,8 +190,8 @@ def finite_differences():
     import numpy as np
     import paddle
 
-    from ppfleet.ops import build
-    from ppfleet.ops.swap import run as op
+    from ppfleet.cpu import build
+    from ppfleet.cpu.layers import run as op
 
     assert build.load() is None
     chance = np.random.RandomState(3)
@@ -257,15 +257,15 @@ def trained(path, fast):
 
     import ppfleet
     from models.mobilenet_v3_small.net import MobileNetV3Small
-    from ppfleet import ops
-    from ppfleet.ops import swap
+    from ppfleet import cpu
+    from ppfleet.cpu import layers
     from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=4)
     net = MobileNetV3Small(10, dropout=0.0)
     names = list(net.state_dict())
     wrapped, sgd = job.prepare(net, paddle.optimizer.Momentum(0.02, parameters=net.parameters()), fast_cpu=fast)
-    swapped = sum(map(swap._is_fast, net.sublayers()))
+    swapped = sum(map(layers._is_fast, net.sublayers()))
     for pictures, labels in job.steps(job.loader(blocks.Pictures(32, 48), 8, shuffle=True)):
         job.backward(F.cross_entropy(wrapped(pictures), labels))
     assert list(net.state_dict()) == names
@@ -273,8 +273,8 @@ def trained(path, fast):
     twin.conv[0].weight.set_value(twin.conv[0].weight * 0)
     x = paddle.to_tensor(np.random.RandomState(1).standard_normal((2, 3, 48, 48)).astype("float32"))
     net.eval(), twin.eval()
-    with ops.stock(net):
-        inside = sum(map(swap._is_fast, net.sublayers()))
+    with cpu.stock(net):
+        inside = sum(map(layers._is_fast, net.sublayers()))
         stock = net(x).numpy()
     assert not np.allclose(twin(x).numpy(), stock)  # a copy has weights of its own
     job.export(net, [None, 3, 48, 48])
@@ -282,7 +282,7 @@ def trained(path, fast):
     return {
         "weights": {name: value.numpy().tolist() for name, value in net.state_dict().items() if value.size < 5000},
         "difference": float(np.abs(net(x).numpy() - stock).max() / np.abs(stock).max()),
-        "swapped": [swapped, inside, sum(map(swap._is_fast, net.sublayers()))],
+        "swapped": [swapped, inside, sum(map(layers._is_fast, net.sublayers()))],
         "exported": b"ppfleet_" in program.read_bytes(),
     }
 
@@ -306,7 +306,7 @@ def corners():
     import paddle
     from paddle import nn
 
-    from ppfleet import ops
+    from ppfleet import cpu
 
     paddle.seed(1)
     chance = np.random.RandomState(5)
@@ -315,7 +315,7 @@ def corners():
 
     def both(net, x):
         y = net(x)
-        with ops.stock(net):
+        with cpu.stock(net):
             return float((y.astype("float32") - net(x).astype("float32")).abs().max())
 
     odd = {
@@ -334,11 +334,11 @@ def corners():
     }
     for name, layer in odd.items():
         net = nn.Sequential(layer)
-        ops.fast_cpu(net)
+        cpu.fast_cpu(net)
         net.eval()
         told[name] = ["forward" in vars(layer), both(net, x)]
     net = nn.Sequential(nn.Conv2D(8, 8, 3, padding=1, groups=8, bias_attr=False), nn.BatchNorm2D(8), nn.ReLU())
-    ops.fast_cpu(net)
+    cpu.fast_cpu(net)
     told["turned input"] = [True, both(net, x.transpose([0, 1, 3, 2]))]
     told["part of an input"] = [True, both(net, paddle.randn([2, 16, 10, 10])[:, ::2])]
 
@@ -346,7 +346,7 @@ def corners():
         return net(x).transpose([0, 1, 3, 2])
 
     ours = _gradients(turned, x.numpy())
-    with ops.stock(net):
+    with cpu.stock(net):
         told["turned gradient"] = [True, _worst(ours, _gradients(turned, x.numpy()))]
 
     class Pair(nn.Layer):
@@ -354,14 +354,14 @@ def corners():
             return (x, x) if isinstance(x, paddle.Tensor) else x[0] + x[1]
 
     pairs = nn.Sequential(Pair(), Pair(), nn.BatchNorm2D(8))
-    ops.fast_cpu(pairs)
+    cpu.fast_cpu(pairs)
     told["no tensor between layers"] = [True, both(pairs, x)]
     first = nn.Sequential(nn.Conv2D(3, 8, 3, stride=2, bias_attr=False), nn.BatchNorm2D(8), nn.Hardswish())
-    ops.fast_cpu(first)
+    cpu.fast_cpu(first)
     images = chance.standard_normal((4, 3, 12, 12)).astype("float32")
     told["stem"] = [True, both(first, paddle.to_tensor(images))]
     ours = _gradients(first, images)  # of the images, too
-    with ops.stock(first):
+    with cpu.stock(first):
         told["gradient of images"] = [True, _worst(ours, _gradients(first, images)) / 10]
 
     def of_none():
@@ -371,7 +371,7 @@ def corners():
             return "refused"
 
     ours = of_none()
-    with ops.stock(net):
+    with cpu.stock(net):
         told["no images"] = [True, float(ours != of_none())]
     seen = []
     hook = net[1].register_forward_post_hook(lambda layer, inputs, output: seen.append(float(output.min())))
@@ -383,17 +383,17 @@ def corners():
     bad = x.clone()
     bad[0, 3, 5, 5] = float("nan")
     told["nan"] = [True, float(not np.isnan(net(bad).numpy()[:, 3]).all())]
-    told["finite"] = [True, float(not ops.all_finite([x, x[0, 0, 0, :3].clone()]))]
+    told["finite"] = [True, float(not cpu.all_finite([x, x[0, 0, 0, :3].clone()]))]
     for number in (float("nan"), float("inf"), -float("inf")):
         bad = paddle.ones([100003])
         bad[int(chance.randint(100003))] = number
-        told[f"not finite: {number}"] = [True, float(ops.all_finite([x, bad]) is not False)]
+        told[f"not finite: {number}"] = [True, float(cpu.all_finite([x, bad]) is not False)]
     act = nn.ReLU()
     shared = nn.Sequential(nn.BatchNorm2D(8), act, nn.Conv2D(8, 8, 1), act)
-    ops.fast_cpu(shared)
+    cpu.fast_cpu(shared)
     told["shared activation"] = [True, both(shared, x)]
     frozen = nn.Sequential(nn.BatchNorm2D(8, use_global_stats=True), nn.Hardswish())
-    ops.fast_cpu(frozen)
+    cpu.fast_cpu(frozen)
     told["global statistics"] = [True, both(frozen, x)]
     return told
 
@@ -412,8 +412,8 @@ def planes(compiled):
     import numpy as np
 
     from deploy.inference_python import preprocess
-    from ppfleet.ops import build
-    from ppfleet.ops.pixels import ToPlanes
+    from ppfleet.cpu import build
+    from ppfleet.cpu.pixels import ToPlanes
 
     if compiled:
         assert build.load() is None
@@ -448,15 +448,15 @@ def without_a_compiler():
     import paddle
 
     from models.mobilenet_v3_small.net import MobileNetV3Small
-    from ppfleet import ops
+    from ppfleet import cpu
 
     net = MobileNetV3Small(10, dropout=0.0)
-    text = ops.fast_cpu(net)
+    text = cpu.fast_cpu(net)
     swapped = sum("forward" in vars(layer) for layer in net.sublayers())
     paddle.seed(2)
     x = paddle.randn([4, 3, 64, 64])
     ours = _gradients(net, x.numpy())
-    with ops.stock(net):
+    with cpu.stock(net):
         return text, swapped, _worst(ours, _gradients(net, x.numpy()))
 
 
@@ -470,7 +470,7 @@ def test_without_a_compiler_small_maps_are_products(tmp_path, compiler):
 
 
 def loaded():
-    from ppfleet.ops import build
+    from ppfleet.cpu import build
 
     return build.load()
 

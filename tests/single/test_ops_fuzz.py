@@ -154,13 +154,13 @@ def fuzz_layers(seed, count):
     import numpy as np
     import paddle
 
-    from ppfleet import ops
+    from ppfleet import cpu
 
     paddle.seed(seed)
     chance, told = np.random.RandomState(seed), {"raised": 0, "returned": 0, "differ": []}
     for number in range(count):
         net, channels = _net(chance)
-        assert ops.fast_cpu(net) == "ppfleet's"
+        assert cpu.fast_cpu(net) == "ppfleet's"
         images = _images(chance, channels)
         if _smaller_than_kernel(net[0], images):
             continue  # Paddle's own layers may end in a segmentation fault there
@@ -168,7 +168,7 @@ def fuzz_layers(seed, count):
         print(number, net, None if images is None else [images.dtype, images.shape], flush=True)
         direction = bool(chance.rand() < 0.7)
         ours = _outcome(net, images, direction)
-        with ops.stock(net):
+        with cpu.stock(net):
             theirs = _outcome(net, images, direction)
         told["raised" if isinstance(theirs, str) else "returned"] += 1
         few = images is not None and images.ndim == 4 and images.size // max(1, images.shape[1]) < 40
@@ -183,8 +183,8 @@ def fuzz_operators(seed, count):
     import numpy as np
     import paddle
 
-    from ppfleet.ops import build
-    from ppfleet.ops.swap import run as op
+    from ppfleet.cpu import build
+    from ppfleet.cpu.layers import run as op
 
     assert build.load() is None
     chance, told = np.random.RandomState(seed), {"raised": 0, "returned": 0}

@@ -8,7 +8,7 @@ def trained(path, amp):
     import paddle.nn.functional as F
 
     import ppfleet
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=1, amp=amp)
@@ -16,7 +16,7 @@ def trained(path, amp):
     wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
     for points, labels in job.steps(job.loader(blocks.Points(64), 16, shuffle=True)):
         job.backward(F.cross_entropy(wrapped(points), labels))
-    return [state.fingerprint(net), job.settings["amp"]]
+    return [tensors.fingerprint(net), job.settings["amp"]]
 
 
 def test_on_a_cpu_amp_is_float32_and_that_is_said_once(tmp_path):
@@ -31,7 +31,7 @@ def plumbing():
     import paddle
     from paddle import nn
 
-    from ppfleet.precision import Precision, plain
+    from ppfleet.training.precision import Precision, plain
 
     asked = []
     real = paddle.amp.auto_cast
@@ -92,7 +92,7 @@ def half_precision_state():
     """bfloat16 weights and float32 master weights: written without loss, read back exactly, by structured name."""
     import paddle
 
-    from ppfleet import state
+    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     def make(seed):
@@ -103,17 +103,20 @@ def half_precision_state():
         return net, parameters, paddle.optimizer.Adam(0.1, parameters=net.parameters(), multi_precision=True)
 
     net, parameters, adam = make(1)
-    state.create_accumulators(adam, list(parameters.values()))
-    model, moments = state.to_bytes(state.model_arrays(net)), state.to_bytes(state.optimizer_arrays(adam, parameters))
+    tensors.create_accumulators(adam, list(parameters.values()))
+    model, moments = (
+        tensors.to_bytes(tensors.model_arrays(net)),
+        tensors.to_bytes(tensors.optimizer_arrays(adam, parameters)),
+    )
     other, others, fresh = make(2)
-    differed = state.fingerprint(net) != state.fingerprint(other)
-    state.load_model(other, state.from_bytes(model, "m"), "m")
-    state.load_optimizer(fresh, others, state.from_bytes(moments, "o"), "o")
+    differed = tensors.fingerprint(net) != tensors.fingerprint(other)
+    tensors.load_model(other, tensors.from_bytes(model, "m"), "m")
+    tensors.load_optimizer(fresh, others, tensors.from_bytes(moments, "o"), "o")
     return {
         "differed": differed,
-        "model": state.fingerprint(net) == state.fingerprint(other),
-        "moments": state.to_bytes(state.optimizer_arrays(fresh, others)) == moments,
-        "names": sorted(state.optimizer_arrays(fresh, others)),
+        "model": tensors.fingerprint(net) == tensors.fingerprint(other),
+        "moments": tensors.to_bytes(tensors.optimizer_arrays(fresh, others)) == moments,
+        "names": sorted(tensors.optimizer_arrays(fresh, others)),
     }
 
 
@@ -128,7 +131,7 @@ def mixed_gradients():
     import paddle
     from paddle import nn
 
-    from ppfleet.wrap import Exchange
+    from ppfleet.training.gradients import Exchange
     from tests.ranks.test_comm import make
 
     comm = make()

@@ -127,7 +127,7 @@ def confused(directory):
 
     import ppfleet
     from models.mobilenet_v3_small.pictures import confusion, inputs
-    from ppfleet.confusion import Confusion, Seen
+    from ppfleet.evaluation.confusion import Confusion, Seen
 
     class Answers(paddle.io.Dataset):
         def __len__(self):

@@ -43,7 +43,7 @@ def second_order(name):
     import numpy as np
     import paddle
 
-    from ppfleet import ops
+    from ppfleet import cpu
 
     paddle.seed(1)
     chance = np.random.RandomState(2)
@@ -65,7 +65,7 @@ def second_order(name):
 
     # Stock Paddle's second-order gradient is right by images, but not by weights (3.3.1): the slopes are, for both.
     told["stock"] = None if name == "depthwise" else slope(True)
-    assert ops.fast_cpu(net) == "ppfleet's"
+    assert cpu.fast_cpu(net) == "ppfleet's"
     for of_images in (True, False):
         ends = [moved(far, of_images) for far in (2e-3, -2e-3)]
         moved(0, of_images)
@@ -88,11 +88,11 @@ def refused(name, order):
     import numpy as np
     import paddle
 
-    from ppfleet import ops
+    from ppfleet import cpu
 
     paddle.seed(1)
     net, images = _net(name), np.random.RandomState(2).standard_normal((3, 3, 7, 6)).astype("float32")
-    ops.fast_cpu(net)
+    cpu.fast_cpu(net)
     told = []
     for of_images in (True, False):
         penalty = _penalty(net, images, of_images, create_graph=True)

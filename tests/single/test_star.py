@@ -6,14 +6,14 @@ import time
 
 import pytest
 
+from ppfleet.distributed.world import World
 from ppfleet.errors import CommError
-from ppfleet.star import Gone, Star
-from ppfleet.world import World
+from ppfleet.watchdog.hub import Gone, Hub
 
 
 def star(rank, size=3):
     endpoints = tuple(f"127.0.0.1:{6000 + each}" for each in range(size))
-    return Star(World(rank, size, rank, size, endpoints, "127.0.0.1:6000"), {"pid": 100 + rank, "boot": "here"})
+    return Hub(World(rank, size, rank, size, endpoints, "127.0.0.1:6000"), {"pid": 100 + rank, "boot": "here"})
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ def tuned(ranks, cores):
 
     import paddle
 
-    from ppfleet import tuning
+    from ppfleet.cpu import tuning
 
     if cores:  # bound to some, of which its parent has more
         os.sched_getaffinity = lambda pid: set(range(cores if pid == 0 else 64))
@@ -70,7 +70,7 @@ def test_idle_threads_do_not_spin(tmp_path):
 
 
 def limits(root):
-    from ppfleet.tuning import cgroup_cores
+    from ppfleet.cpu.tuning import cgroup_cores
 
     return [str(cgroup_cores(f"{root}/{name}")) for name in ("two", "one", "none")]
 
@@ -124,7 +124,7 @@ def kept(wanted):
     import ctypes
     import resource
 
-    from ppfleet import tuning
+    from ppfleet.cpu import tuning
 
     said = tuning.tune(1)["malloc"] if wanted else "untouched"
     libc = ctypes.CDLL(None)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from ppfleet.commands import cause, rings
-from ppfleet.process import this_host
+from ppfleet.commands.why import cause, record_reader
+from ppfleet.watchdog.process import this_host
 from tests.story import GRADIENTS, A, B, Story
 
 
@@ -67,7 +67,7 @@ def test_more_kills_for_want_of_memory_than_the_dead_rank_counted(story):
 def test_own_host_is_asked_for_kills_and_processes(story, monkeypatch):
     ranks = [story.rank(0, boot=this_host(), pid=os.getpid()), story.rank(1, boot=this_host(), pid=gone_process())]
     story.train(ranks, 3)
-    monkeypatch.setattr(rings, "oom_kills", lambda: 7)
+    monkeypatch.setattr(record_reader, "oom_kills", lambda: 7)
     found = story.look(1)
     assert (found.kind, found.ranks) == ("oom", (1,))
     assert [rank.state for rank in found.attempt.ranks] == ["running", "gone"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppfleet import checkpoint
+from ppfleet.checkpoint import manifest as checkpoint
 from ppfleet.errors import CheckpointError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.mobilenet_v3_small.pictures import thumbnail
-from ppfleet.confusion import NAME, Mistake, Seen, read
+from ppfleet.evaluation.confusion import NAME, Mistake, Seen, read
 
 HOSTILE = "</table><script>alert(1)</script>\"'&\u202e"
 

@@ -4,14 +4,14 @@ import sys
 import numpy as np
 import pytest
 
-from ppfleet.digest import digest
+from ppfleet.data.digest import digest
 
 SAMPLE = "{'x': np.arange(6.0).reshape(2, 3), 'names': ['a', 'b'], 'ids': {'x', 'y', 'z'}, 'n': (1, 2.5, None)}"
 
 
 def test_the_same_in_every_process():
     """Also where strings have other hashes, which decide the order of a set."""
-    code = f"import numpy as np; from ppfleet.digest import digest; print(digest({SAMPLE}))"
+    code = f"import numpy as np; from ppfleet.data.digest import digest; print(digest({SAMPLE}))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ppfleet.commands import flags, secret
-from ppfleet.commands.flags import Machine
+from ppfleet.commands.launch import env_secrets, flags
+from ppfleet.commands.launch.flags import Machine
 from ppfleet.errors import WorldError
 
 PAIR = "192.168.0.1,192.168.0.2"
@@ -181,14 +181,14 @@ def test_the_scripts_own_flags_are_its_own():
     ],
 )  # fmt: skip
 def test_secrets(name, value, hidden):
-    assert secret.is_secret(name, value) == hidden
+    assert env_secrets.is_secret(name, value) == hidden
 
 
 def test_secrets_go_through_a_file_of_this_users(tmp_path):
     launch = translated("--nproc_per_node=2")
-    command, env = secret.keep(launch, {"HF_TOKEN": "t", "HOME": "/h"}, tmp_path, 1)
+    command, env = env_secrets.keep(launch, {"HF_TOKEN": "t", "HOME": "/h"}, tmp_path, 1)
     assert "HF_TOKEN" not in env and env["HOME"] == "/h"
-    assert command[-4:] == [secret.__file__, "train.py", "--epochs", "1"] and "--log_dir=log/restart_1" in command
+    assert command[-4:] == [env_secrets.__file__, "train.py", "--epochs", "1"] and "--log_dir=log/restart_1" in command
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600 and "HF_TOKEN" in path.read_text()
-    assert secret.keep(launch, {"HOME": "/h"}, tmp_path, 0)[0] == launch.command()
+    assert env_secrets.keep(launch, {"HOME": "/h"}, tmp_path, 0)[0] == launch.command()

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from ppfleet import flight
-from ppfleet.flight import KINDS, Flight, Pulse, read
+from ppfleet.watchdog import recorder
+from ppfleet.watchdog.recorder import KINDS, Flight, Pulse, read
 from tests.harness import ROOT
 
 WHO = {"rank": 3, "size": 4, "pid": 5}
@@ -95,7 +95,7 @@ def test_facts_that_are_too_long_do_not_hide_who_it_is(ring):
 
 def test_a_killed_writer_leaves_everything(ring):
     code = (
-        "import os, sys; from pathlib import Path; from ppfleet.flight import Flight\n"
+        "import os, sys; from pathlib import Path; from ppfleet.watchdog.recorder import Flight\n"
         f"record = Flight(Path({str(ring)!r}), {WHO})\n"
         "for number in range(1000):\n"
         "    entry = record.enter('collective', f'number {number}', numbered=True); record.leave(entry)\n"
@@ -119,7 +119,7 @@ def test_rings_of_earlier_starts_do_not_pile_up(tmp_path):
     for number in range(20):
         Flight(tmp_path / f"{number:013d}-rank1.ring", slots=8)
     Flight(tmp_path / "0000000000000-rank11.ring", slots=8)
-    assert len(list(tmp_path.glob("*-rank1.ring"))) == flight.KEPT
+    assert len(list(tmp_path.glob("*-rank1.ring"))) == recorder.KEPT
     assert (tmp_path / "0000000000019-rank1.ring").exists() and (tmp_path / "0000000000000-rank11.ring").exists()
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from ppfleet import log
+from ppfleet.checkpoint.board import Board
+from ppfleet.checkpoint.history import NAME, RANKS, History, Line, curves, read
 from ppfleet.errors import FleetError
-from ppfleet.history import NAME, RANKS, History, Line, curves, read
 from tests.harness import ROOT
 
 
@@ -86,7 +86,7 @@ def test_a_kill_loses_at_most_a_line(tmp_path):
     """Killed while it writes as fast as it can: every line but the last is whole, and none is missing between."""
     code = f"""
 from pathlib import Path
-from ppfleet.history import History
+from ppfleet.checkpoint.history import History
 history, step = History(Path({str(tmp_path / NAME)!r})), 0
 while True:
     step += 1
@@ -104,7 +104,7 @@ while True:
 
 def test_a_full_disk_costs_lines_not_the_training(tmp_path, capsys):
     """By a limit on the size of a file: the line that does not fit is torn, said once, and the next ones are whole."""
-    board = log.Board(tmp_path)
+    board = Board(tmp_path)
     board._writer = None  # VisualDL's own file would hit the limit too
     board.add(1, {"a": 1})
     size = (tmp_path / NAME).stat().st_size

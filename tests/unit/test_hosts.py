@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ppfleet import hosts
+from ppfleet.cluster import hosts
 from ppfleet.errors import WorldError
 
 ADDRESSES = {"127.0.0.1": "lo", "192.168.7.1": "eth7", "fd00::7": "eth7"}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ppfleet.judge import Beat, Limits, judge, listed
+from ppfleet.watchdog.diagnosis import Beat, Limits, judge, listed
 
 LIMITS = Limits(stall=25, long=600)
 NOW = 1000.0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ppfleet.errors import DataError
-from ppfleet.metrics import ExactSum, Totals
+from ppfleet.evaluation.metrics import ExactSum, Totals
 
 
 def test_sum_is_exact_whatever_the_order():

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ppfleet import page
+from ppfleet.html import page
 
 
 def drawn(html):

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from ppfleet import pdparams
+from ppfleet.checkpoint import pdparams
 from ppfleet.errors import CheckpointError
 
 WEIGHTS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.float32(3)}

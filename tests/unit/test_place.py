@@ -3,7 +3,7 @@
 import pytest
 
 from ppfleet.errors import CheckpointError
-from ppfleet.place import Place
+from ppfleet.training.state import Place
 
 ORDER = {"samples": 100, "shuffle": True}
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ppfleet.process import Health, death, how_it_ended, oom_kills, this_host, user_place, was_launched
+from ppfleet.watchdog.process import Health, death, how_it_ended, oom_kills, this_host, user_place, was_launched
 
 
 def busy_after(work):
@@ -70,7 +70,7 @@ def test_killed_for_want_of_memory(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     child.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    monkeypatch.setattr("ppfleet.process.oom_kills", lambda: 4)
+    monkeypatch.setattr("ppfleet.watchdog.process.oom_kills", lambda: 4)
     told = how_it_ended({"pid": child.pid, "boot": this_host()}, 3)
     assert told == {"how": "killed", "signal": 9, "oom": True} and "for want of memory" in death(told)
     assert "oom" not in how_it_ended({"pid": child.pid, "boot": this_host()}, 4)

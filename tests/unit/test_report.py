@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppfleet import checkpoint
 from ppfleet.__main__ import main
-from ppfleet.commands import run
-from ppfleet.confusion import Mistake, Seen
-from ppfleet.flight import KEPT
-from ppfleet.history import NAME, RANKS, History
-from ppfleet.process import this_host
+from ppfleet.checkpoint import manifest
+from ppfleet.checkpoint.history import NAME, RANKS, History
+from ppfleet.commands.report import run
+from ppfleet.evaluation.confusion import Mistake, Seen
+from ppfleet.watchdog.process import this_host
+from ppfleet.watchdog.recorder import KEPT
 from tests.story import A, B, Story
 
 HOSTILE = "</td></table></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b\u202e"
@@ -91,8 +91,8 @@ def evaluation(directory, seen, show=None):
 
 def write_checkpoints(directory, count=2):
     state = json.dumps({"step": 12, "epoch": 1, "metrics": {"top1": 0.5}})
-    writers = {name: (lambda path: path.write_text(state)) for name in checkpoint.PARTS}
-    return [checkpoint.write(directory / "checkpoints", 12 * n, writers, best=n == 1) for n in range(1, count + 1)]
+    writers = {name: (lambda path: path.write_text(state)) for name in manifest.PARTS}
+    return [manifest.write(directory / "checkpoints", 12 * n, writers, best=n == 1) for n in range(1, count + 1)]
 
 
 def killed_and_resumed(story):
@@ -326,14 +326,14 @@ def test_checkpoints_that_do_not_verify_are_named(tmp_path):
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_none(tmp_path, monkeypatch):
     _, second = write_checkpoints(tmp_path, 2)
-    verify = checkpoint.verify
+    verify = manifest.verify
 
     def remove_first(path):
         if path == second:
             shutil.rmtree(path)
         return verify(path)
 
-    monkeypatch.setattr(checkpoint, "verify", remove_first)
+    monkeypatch.setattr(manifest, "verify", remove_first)
     assert "all 1 verify" in report(tmp_path).text
 
 

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from ppfleet.commands import roles
+from ppfleet.commands.launch import ps_roles
 
 
 @pytest.fixture
 def directory(tmp_path):
-    return roles.Roles(tmp_path / "roles", 1)
+    return ps_roles.Roles(tmp_path / "roles", 1)
 
 
 def start(tmp_path, directory, code, role="TRAINER"):

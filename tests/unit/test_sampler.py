@@ -4,8 +4,8 @@ import random
 import numpy as np
 import pytest
 
+from ppfleet.data.sampler import Plan, mix, permutation
 from ppfleet.errors import DataError
-from ppfleet.sampler import Plan, mix, permutation
 
 
 def real(plan, epoch=0, position=0):

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ppfleet.commands import scale
-from ppfleet.commands.scaling import page, parity, project, spent, table, trial
-from ppfleet.commands.scaling.project import Network, Step
-from ppfleet.commands.scaling.series import GLOBAL, RANK, Point, Run, Series, doubled, take_out
-from ppfleet.commands.scaling.summary import summary
+from ppfleet.checkpoint.history import NAME, History
+from ppfleet.commands.scale import command, page, parity, projection, table, time_breakdown, trial
+from ppfleet.commands.scale.projection import Network, Step
+from ppfleet.commands.scale.series import GLOBAL, RANK, Point, Run, Series, doubled, take_out
+from ppfleet.commands.scale.summary import summary
 from ppfleet.errors import FleetError
-from ppfleet.flight import Flight, read
-from ppfleet.history import NAME, History
+from ppfleet.watchdog.recorder import Flight, read
 
 SERIES = Series("train.py", ("--epochs=1",), 16, (GLOBAL, RANK), (1, 2), (1, 2), (0, 1))
 
@@ -88,7 +87,7 @@ def test_what_makes_no_series_is_refused_in_one_line(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     with pytest.raises(SystemExit) as end:
-        scale.main(words)
+        command.main(words)
     error = capsys.readouterr().err
     assert end.value.code == 2 and told in error and error.count("\n") == 1
 
@@ -96,7 +95,7 @@ def test_what_makes_no_series_is_refused_in_one_line(tmp_path, monkeypatch, caps
 def test_a_directory_that_cannot_be_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    assert scale.main(["--ranks=1", "--output=train.py/x", "train.py", "--", "--batch-size=4"]) == 1
+    assert command.main(["--ranks=1", "--output=train.py/x", "train.py", "--", "--batch-size=4"]) == 1
     assert "batch 4 a rank, seed 0: cannot write train.py" in capsys.readouterr().err
 
 
@@ -162,8 +161,8 @@ def test_exchange_and_waiting_are_told_apart_also_on_several_hosts(tmp_path, mon
     """Rank 1 is late at the first exchange, rank 0 at the second: each takes 1 s, the rest is waiting."""
     clock = Clock(monkeypatch)
     first, second = recorded(tmp_path, 0, clock, [3, 1]), recorded(tmp_path, 1, clock, [1, 5])
-    apart = spent.together([json.loads(json.dumps(spent.told([each]))) for each in (first, second)])
-    assert apart == spent.together([spent.told([first, second])])
+    apart = time_breakdown.together([json.loads(json.dumps(time_breakdown.told([each]))) for each in (first, second)])
+    assert apart == time_breakdown.together([time_breakdown.told([first, second])])
     assert apart.communication == pytest.approx(2) and apart.stragglers == pytest.approx(3)
     assert (apart.compute, apart.data, apart.evaluation, apart.saving, apart.other) == (6, 2, 7, 4, 1)
     assert sum(getattr(apart, name) for name in ("compute", "communication", "stragglers", "data", "evaluation",
@@ -173,7 +172,10 @@ def test_exchange_and_waiting_are_told_apart_also_on_several_hosts(tmp_path, mon
 
 def test_a_rank_that_trained_nothing_has_no_parts(tmp_path):
     Flight(tmp_path / "1-rank0.ring", {"rank": 0, "size": 1, "pid": 1})
-    assert spent.together([spent.told([read(tmp_path / "1-rank0.ring")])]) is None and spent.together([]) is None
+    assert (
+        time_breakdown.together([time_breakdown.told([read(tmp_path / "1-rank0.ring")])]) is None
+        and time_breakdown.together([]) is None
+    )
 
 
 # Parity
@@ -221,21 +223,21 @@ def test_equal_figures_of_few_samples_are_no_proof():
 
 def test_a_ring_on_two_and_many_ranks():
     network = Network(bandwidth=1e6, latency=0.001)
-    assert project.wire_time(2e6, 2, network) == pytest.approx(2 + 0.002)
-    assert project.wire_time(2e6, 4, network) == pytest.approx(3 + 0.006)
-    assert project.wire_time(2e6, 1, network) == 0
+    assert projection.wire_time(2e6, 2, network) == pytest.approx(2 + 0.002)
+    assert projection.wire_time(2e6, 4, network) == pytest.approx(3 + 0.006)
+    assert projection.wire_time(2e6, 1, network) == 0
 
 
 def test_handling_is_what_the_network_does_not_explain():
     step = Step(own=0.1, exchange=2.5, ranks=2, bytes=2_000_000)
     network = Network(1e6, 0.0)
-    assert project.handling(step, network) == pytest.approx(0.5 / 2e6)
-    assert project.handling(step, None) == pytest.approx(2.5 / 2e6)
-    assert project.handling(step, Network(1e3, 0.0)) == 0  # it cannot be less than nothing
-    a_byte = project.handling(step, network)
-    assert project.step_time(step, a_byte, 2, network) == pytest.approx(0.1 + 2.5)  # as measured
-    assert project.step_time(step, a_byte, 2, Network(1e5, 0.0)) == pytest.approx(0.1 + 20 + 0.5)
-    assert project.step_time(step, a_byte, 4, network) == pytest.approx(0.1 + 3 + 0.75)
+    assert projection.handling(step, network) == pytest.approx(0.5 / 2e6)
+    assert projection.handling(step, None) == pytest.approx(2.5 / 2e6)
+    assert projection.handling(step, Network(1e3, 0.0)) == 0  # it cannot be less than nothing
+    a_byte = projection.handling(step, network)
+    assert projection.step_time(step, a_byte, 2, network) == pytest.approx(0.1 + 2.5)  # as measured
+    assert projection.step_time(step, a_byte, 2, Network(1e5, 0.0)) == pytest.approx(0.1 + 20 + 0.5)
+    assert projection.step_time(step, a_byte, 4, network) == pytest.approx(0.1 + 3 + 0.75)
 
 
 # The table
@@ -375,7 +377,7 @@ def left(place, ranks=2, batch=8, resumed=True, told=()):
 
 def test_a_result_is_read_back_as_it_was(place, tmp_path, monkeypatch):
     assert trial.finished(place) is None
-    told = [spent.told([recorded(tmp_path, 0, Clock(monkeypatch), [1, 3])])]
+    told = [time_breakdown.told([recorded(tmp_path, 0, Clock(monkeypatch), [1, 3])])]
     assert left(place, told=told)["parts"] is None  # it was interrupted
     found = left(place, resumed=False, told=told)
     assert found["metrics"] == {"top1": 0.75, "f1": None} and found["samples"] == 360 and found["parts"]["span"] == 24

@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from ppfleet import script
+from ppfleet import cli
 from ppfleet.errors import DataError
 
 
 def parser():
-    made = script.Parser("what it does")
-    made.add_argument("--count", type=script.number(int, 1), default=3, help="how many")
-    made.add_argument("--share", type=script.number(float, 0, 1), default=0.5)
+    made = cli.Parser("what it does")
+    made.add_argument("--count", type=cli.number(int, 1), default=3, help="how many")
+    made.add_argument("--share", type=cli.number(float, 0, 1), default=0.5)
     made.switch("--fast", "be fast")
     return made
 
@@ -63,7 +63,7 @@ def test_errors_end_in_one_line(capsys, failure, code, said):
         raise failure
 
     with pytest.raises(SystemExit) as end:
-        script.run(main)
+        cli.run(main)
     assert end.value.code == code and capsys.readouterr().err == said
     if code == 1:  # what the other ranks are told when they wait for this one
         assert sys.last_value is failure
@@ -71,7 +71,7 @@ def test_errors_end_in_one_line(capsys, failure, code, said):
 
 def test_success_and_surprises():
     with pytest.raises(SystemExit) as end:
-        script.run(lambda: None)
+        cli.run(lambda: None)
     assert end.value.code == 0
     with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
-        script.run(lambda: 1 // 0)
+        cli.run(lambda: 1 // 0)

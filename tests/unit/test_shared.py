@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ppfleet import shared
+from ppfleet.distributed import shared_memory
 from ppfleet.errors import CommError
 
 
@@ -30,7 +30,7 @@ class Ranks:
         return gathered
 
     def share(self, rank, length, dtype="float32"):
-        return shared.share(rank, self.size, length, dtype, self.gather(rank))
+        return shared_memory.share(rank, self.size, length, dtype, self.gather(rank))
 
     def run(self, function):
         with ThreadPoolExecutor(self.size) as pool:
@@ -95,10 +95,10 @@ class Host:
 @pytest.mark.parametrize(
     ("owner", "name", "stub", "why"),
     [
-        (shared, "this_host", Host(), "several hosts"),
+        (shared_memory, "this_host", Host(), "several hosts"),
         (os, "posix_fallocate", fails, "no room for 0 MB of shared memory (No space left on device)"),
-        (shared.platform, "machine", lambda: "aarch64", "aarch64 may show"),
-        (shared.os, "memfd_create", None, "no memfd_create"),
+        (shared_memory.platform, "machine", lambda: "aarch64", "aarch64 may show"),
+        (shared_memory.os, "memfd_create", None, "no memfd_create"),
     ],
 )  # fmt: skip
 def test_where_it_is_not_safe_there_is_none_and_all_ranks_know_why(monkeypatch, owner, name, stub, why):
@@ -131,7 +131,7 @@ def test_a_rank_that_finds_something_else_takes_nothing(spoilt):
                 }[spoilt]
             return values
 
-        return shared.share(rank, 2, 8, "float32", gather)
+        return shared_memory.share(rank, 2, 8, "float32", gather)
 
     answers = ranks.run(work)
     os.close(other)

@@ -11,8 +11,8 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from ppfleet.__main__ import main
-from ppfleet.commands import cause
-from ppfleet.process import this_host
+from ppfleet.commands.why import cause
+from ppfleet.watchdog.process import this_host
 from tests.harness import ROOT
 from tests.story import GRADIENTS, A, B, Story
 
@@ -265,14 +265,14 @@ def test_a_rank_without_an_entry(story, tmp_path):
 
 
 def test_imports_nothing_of_training():
-    code = "import sys, ppfleet.commands.why; print(*sys.modules)"
+    code = "import sys, ppfleet.commands.why.command; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert not {name.partition(".")[0] for name in done.stdout.split()} & {"paddle", "numpy", "safetensors"}
 
 
 def test_every_kind_of_entry_has_a_name_and_a_colour():
-    from ppfleet.commands import timeline
-    from ppfleet.flight import KINDS
+    from ppfleet.commands.why import timeline
+    from ppfleet.watchdog.recorder import KINDS
 
     style = timeline._STYLE.read_text()
     assert set(timeline._KINDS) == set(KINDS) - {"mark"}

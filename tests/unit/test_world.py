@@ -1,7 +1,7 @@
 import pytest
 
+from ppfleet.distributed.world import World
 from ppfleet.errors import WorldError
-from ppfleet.world import World
 
 FOUR = {
     "PADDLE_TRAINER_ID": "2",

@@ -1,0 +1,1 @@
+"""Atomic files, manifest, run directory, saver, tensor formats, safe unpickling."""

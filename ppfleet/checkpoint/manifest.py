@@ -1,0 +1,187 @@
+"""One directory = one checkpoint, whole or not at all. Pure: files and hashes, no Paddle.
+
+    checkpoints/000012-step-1200/  model.safetensors  optimizer.safetensors  state.json  manifest.json
+    checkpoints/latest, best     links to two of them
+
+A checkpoint is written to a temporary directory, flushed to the disk, read back against its manifest and only then
+renamed into place. Whatever happens before the rename, the earlier checkpoints are untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppfleet.checkpoint.files import TEMPORARY, Writer, digest, disk_message, sync
+from ppfleet.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+PARTS = ("model.safetensors", "optimizer.safetensors", "state.json")
+_NAME = re.compile(r"(\d{6,})-step-\d+$")  # a serial number: the newest is the one written last
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint that verifies, and what stands before it that does not."""
+
+    path: Path | None
+    skipped: tuple[str, ...] = ()
+
+
+def write(
+    root: Path,
+    step: int,
+    files: Mapping[str, Writer],
+    keep: int = 3,
+    best: bool = False,
+    replaces: Path | None = None,
+) -> Path:
+    """Write a checkpoint of the given files (each by its own writer) below `root`; link it as latest (and best).
+
+    Afterwards only the newest `keep` and the best remain, without the one that it `replaces`; the new one has been
+    verified by then.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        target = _next_name(root, step)
+        temporary = root / f"{TEMPORARY}{target.name}-{os.getpid()}"
+        try:
+            temporary.mkdir()
+            _write_files(temporary, files)
+            verify(temporary)
+            temporary.rename(target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync(root)
+        link(root, "latest", target)
+        if best:
+            link(root, "best", target)
+        if replaces is not None:
+            _remove(replaces)
+        _prune(root, keep)
+    except OSError as failure:
+        raise CheckpointError(disk_message(failure, root)) from failure
+    return target
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all there and unaltered; an error names the file that is not."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        form = int(manifest["format"])
+    except FileNotFoundError:
+        raise CheckpointError(f"{path / MANIFEST} is missing") from None
+    except NotADirectoryError:
+        raise CheckpointError(f"{path} is a file: a checkpoint is a directory (job.load takes weights alone)") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path / MANIFEST} is damaged: not the manifest of a checkpoint") from None
+    if form > FORMAT:
+        raise CheckpointError(f"{path} has format {form}, this ppfleet reads up to {FORMAT}: upgrade ppfleet")
+    for name in PARTS:
+        if name not in files:
+            raise CheckpointError(f"{path / MANIFEST} is damaged: it does not list {name}")
+    for name, (size, expected) in files.items():
+        part = path / name
+        if Path(name).name != name:
+            raise CheckpointError(f"{path / MANIFEST} is damaged: {name!r} is not a plain file name")
+        if not part.is_file():
+            raise CheckpointError(f"{part} is missing")
+        if part.stat().st_size != size:
+            raise CheckpointError(f"{part} is truncated or altered: {part.stat().st_size} bytes instead of {size}")
+        if digest(part) != expected:
+            raise CheckpointError(f"{part} is altered: its SHA-256 is not the manifest's")
+    return dict(manifest)
+
+
+def newest(root: Path) -> Found:
+    """The newest checkpoint below `root` that verifies. None there is fine; some there and none good is an error."""
+    skipped: list[str] = []
+    for path in every(root):
+        try:
+            verify(path)
+            return Found(path, tuple(skipped))
+        except CheckpointError as failure:
+            skipped.append(f"{path.name} ({failure})")
+        except OSError as failure:
+            skipped.append(f"{path.name} (cannot be read: {failure})")
+    if skipped:
+        raise CheckpointError(
+            f"none of the {len(skipped)} checkpoints in {root} verifies: {'; '.join(skipped)}. "
+            f"Move them away to start anew, or restore one from a backup"
+        )
+    return Found(None)
+
+
+def _write_files(directory: Path, files: Mapping[str, Writer]) -> None:
+    entries = {}
+    for name, writer in files.items():
+        part = directory / name
+        try:
+            writer(part)
+            sync(part)
+        except OSError as failure:
+            raise CheckpointError(disk_message(failure, part)) from failure
+        entries[name] = {"bytes": part.stat().st_size, "sha256": digest(part)}
+    manifest = directory / MANIFEST
+    manifest.write_text(json.dumps({"format": FORMAT, "files": entries}, indent=1), encoding="utf-8")
+    sync(manifest)
+    sync(directory)
+
+
+def every(root: Path) -> list[Path]:
+    """The checkpoints below `root`, the one written last first."""
+    if not root.is_dir():
+        return []
+    return sorted((path for path in root.iterdir() if _NAME.match(path.name)), key=_serial, reverse=True)
+
+
+def _serial(path: Path) -> int:
+    return int(path.name.partition("-")[0])
+
+
+def _next_name(root: Path, step: int) -> Path:
+    earlier = every(root)
+    return root / f"{_serial(earlier[0]) + 1 if earlier else 1:06d}-step-{step}"
+
+
+def _prune(root: Path, keep: int) -> None:
+    linked = {(root / link).resolve() for link in ("latest", "best")}
+    for path in every(root)[max(1, keep) :]:
+        if path.resolve() not in linked:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    condemned = path.with_name(f"{TEMPORARY}{path.name}")  # a kill halfway leaves nothing that looks whole
+    shutil.rmtree(condemned, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.rename(condemned)
+    shutil.rmtree(condemned, ignore_errors=True)
+
+
+def _remove_leftovers(root: Path) -> None:
+    for path in root.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def link(root: Path, name: str, target: Path) -> None:
+    """Let `root/name` point to the checkpoint `target`."""
+    there = root / name
+    if there.is_dir() and not there.is_symlink():  # the run was copied with links followed
+        shutil.rmtree(there)
+    temporary = root / f"{TEMPORARY}{name}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target.name)
+    temporary.replace(root / name)
+    sync(root)

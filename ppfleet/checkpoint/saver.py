@@ -1,0 +1,167 @@
+"""Saves a job and brings it back: rank 0 writes and reads, all ranks learn whether it worked and get the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from ppfleet import log
+from ppfleet._version import __version__
+from ppfleet.checkpoint import manifest, run_directory, tensors
+from ppfleet.checkpoint.run_directory import RunDir
+from ppfleet.distributed.collectives import Comm
+from ppfleet.distributed.consistency import check_same
+from ppfleet.errors import FleetError
+from ppfleet.training.state import Place
+from ppfleet.training.step import Stepper
+
+_NOT_PROGRESS = ("loops", "assumed")  # what is learnt of the script on the way
+
+
+class Saver:
+    """Of one model with its optimizer: `net` is the plain one, `parameters` those that the optimizer updates."""
+
+    def __init__(self, comm: Comm, run: RunDir, seed: int, net: Any, stepper: Stepper, parameters: dict[str, Any]):
+        self.comm, self.run, self.seed = comm, run, seed
+        self.net, self.stepper, self.parameters = net, stepper, parameters
+        self.best: float | None = None
+        self._warned = False
+        self._in_loop: tuple[int, int] | None = None  # the newest checkpoint was saved inside of this epoch and loop
+        self._last: tuple[int, dict[str, int]] | None = None  # the newest checkpoint's step and place
+        self._written: tuple[Path, dict[str, Any]] | None = None  # the newest that this process wrote, and its facts
+        self._start = tensors.schedule_settings(stepper.optimizer._learning_rate)
+        self._at_loop_end: dict[str, Any] | None = None  # the schedule's state where the last loop ended
+
+    def has(self, place: Place) -> bool:
+        """Whether the newest checkpoint is of this very place."""
+        return self._last == (self.stepper.step, place.to_save())
+
+    def save(
+        self, place: Place, card: dict[str, Any], mode: str, metrics: dict[str, float], repeat: bool = False
+    ) -> None:
+        """`repeat`: a resume does again what follows the loop that has just ended."""
+        stepper = self.stepper
+        if mode not in ("max", "min"):
+            raise FleetError(f"mode={mode!r} is neither max nor min")
+        if stepper.done:
+            raise FleetError(
+                f"job.save in the middle of a step ({stepper.done} of {stepper.group} batches): save between steps"
+            )
+        if stepper.torn:
+            raise FleetError(
+                "job.save after a step that was interrupted halfway: the weights are between two steps; resume instead"
+            )
+        score = next((float(value) for value in metrics.values()), math.nan)
+        best = self._is_best(score, mode)
+        facts = {
+            **self._progress(place, repeat),
+            "seed": self.seed,
+            "ranks": self.comm.world.size,
+            "best": score if best else self.best,
+            "is_best": best,
+            "skipped": stepper.skipped,
+            "metrics": {name: float(value) for name, value in metrics.items()},
+            "card": card,
+            "scaler": stepper.precision.state(),
+            "paddle": paddle.__version__,
+            "ppfleet": __version__,
+        }
+        written = self._write(facts)
+        self._in_loop = (place.epoch, place.loop) if place.running else None
+        self.best = facts["best"]
+        log.info(f"saved {written}" + (f", the best so far: {log.number(score)}" if best else ""))
+
+    def amend(self, place: Place) -> None:
+        """Write the newest checkpoint again where the script has gone on since without a step: a learning-rate schedule
+        stepped after job.save, a further loop in an epoch that was taken for over. A resume would go wrong by that."""
+        if self._written is None:
+            return
+        before, facts = self._written
+        if facts["step"] != self.stepper.step or self.stepper.done or self.stepper.torn:
+            return
+        if self._in_loop and (self._in_loop != (place.epoch, place.loop) or not place.running):
+            return  # what follows that loop is done again after a resume
+        now = self._progress(place, repeat=False)
+        if all(facts[name] == value for name, value in now.items() if name not in _NOT_PROGRESS):
+            return
+        if facts["schedule"] != now["schedule"] and not self._warned:
+            self._warned = True
+            log.info(
+                "the learning rate changed after job.save: writing the checkpoint again; call the scheduler's step() "
+                "before job.save to avoid the second write"
+            )
+        self._write({**facts, **now}, replaces=before)
+
+    def loop_ended(self) -> None:
+        """Or was interrupted: from here the script goes on after a resume."""
+        self._at_loop_end = self._schedule()
+
+    def loop_repeated(self) -> None:
+        """A loop that was done before, or the first one after those, begins: what the script has done in between to the
+        schedule is in the checkpoint already."""
+        if self._at_loop_end is not None:
+            tensors.load_schedule(self.stepper.optimizer, {**self._start, **self._at_loop_end})
+
+    def _schedule(self) -> dict[str, Any]:
+        return tensors.schedule_state(self.stepper.optimizer._learning_rate, self._start)
+
+    def _progress(self, place: Place, repeat: bool) -> dict[str, Any]:
+        """How far training is: what changes from one checkpoint to the next."""
+        schedule = self._at_loop_end if place.repeats(repeat) else None
+        schedule = self._schedule() if schedule is None else schedule
+        return {**place.facts(repeat), "step": self.stepper.step, "schedule": schedule}
+
+    def _is_best(self, score: float, mode: str) -> bool:
+        if math.isnan(score) or self.best is None:
+            return not math.isnan(score)
+        return score > self.best if mode == "max" else score < self.best
+
+    def _write(self, facts: dict[str, Any], replaces: Path | None = None) -> str:
+        """Rank 0 writes; every rank must be at the same point, with the same weights."""
+        self.stepper.exchange.same_buffers()
+        where = {name: facts[name] for name in ("epoch", "loop", "position", "step", "schedule")}
+        check_same(self.comm, "points or weights to save", {**where, "weights": tensors.fingerprint(self.net)})
+
+        def write() -> str:
+            moments = tensors.optimizer_arrays(self.stepper.optimizer, self.parameters)
+            return str(self.run.save(self.net, moments, facts, replaces))
+
+        written = self.comm.on_first(write, "saving of a checkpoint")
+        self._last = facts["step"], {name: facts[name] for name in ("epoch", "loop", "position")}
+        self._written = Path(written), facts
+        return written
+
+    def restore(self, place: Place, card: dict[str, Any], source: str) -> tuple[str, bool]:
+        """What it was restored from, empty if there is nothing; and whether that is of this run.
+
+        `source` is auto, none, or a path: rank 0's counts."""
+        stepper = self.stepper
+        source = self.comm.on_first(lambda: source, "looking for a checkpoint")
+        if source == "none":
+            return "", False
+        found, own = self.comm.on_first(lambda: self.run.find(source), "looking for a checkpoint")
+        if found is None:
+            log.info(f"no checkpoint in {self.run.checkpoints}: starting from scratch")
+            return "", False
+        parts = {
+            name: self.comm.broadcast_bytes(
+                (Path(found) / name).read_bytes() if self.comm.world.first else None, "sending of a checkpoint"
+            )
+            for name in manifest.PARTS
+        }
+        facts = run_directory.restore(parts, found, self.seed, card, self.net, stepper.optimizer, self.parameters)
+        stepper.precision.restore(facts["scaler"])
+        stepper.step, stepper.skipped, stepper.torn = facts["step"], facts["skipped"], False
+        stepper.exchange.remember()
+        place.restore(facts)
+        self.best = facts["best"] if own else None  # another run's: this directory holds no weights of it
+        self._last, self._written = (stepper.step, place.to_save()), None
+        self._at_loop_end = facts["schedule"] if place.loop else None
+        if source == "auto":
+            self.comm.on_first(lambda: self.run.mend(Path(found), self.net, facts), "mending of links")
+        ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.comm.world.size else ""
+        log.info(f"resumed from {found}{ranks}: epoch {place.epoch}, step {stepper.step}, sample {place.position}")
+        return str(found), own

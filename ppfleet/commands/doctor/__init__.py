@@ -1,0 +1,1 @@
+"""`ppfleet doctor`: find what would go wrong before a launch."""

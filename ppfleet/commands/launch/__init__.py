@@ -1,0 +1,1 @@
+"""`ppfleet launch`: start a training script on one machine or on several."""

@@ -1,0 +1,1 @@
+"""`ppfleet report`: a run on one page."""

@@ -1,0 +1,1 @@
+"""`ppfleet scale`: the same training on 1 to N ranks."""

@@ -1,0 +1,1 @@
+"""`ppfleet why`: what happened to a job."""

@@ -1,0 +1,117 @@
+"""Data sets whose samples any thread may draw, each straight into its row of the batch: nothing is pickled or copied.
+
+The batch's array is the tensor: on a CPU it is not copied either.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import ModuleType
+from typing import Any, Union
+
+import numpy as np
+import paddle
+from paddle.io import Dataset
+
+from ppfleet.data.sampler import mix
+
+Array = np.ndarray[Any, Any]
+Chance = Union[random.Random, ModuleType]  # a generator of the sample's own, or the module `random`
+Key = tuple[int, int]  # epoch and index
+_AHEAD = 2  # batches that are drawn while one is in the loop's hands
+
+
+class ThreadedDataset(Dataset):
+    """A data set that `job.loader(..., workers=N)` reads with N threads instead of processes.
+
+    A subclass has `fields`, `__len__` and `draw_into`, which must be a function of its arguments alone: all chance
+    comes from `chance` (the generators of NumPy and Paddle are shared by the threads and cannot be seeded for each
+    sample), nothing but `sample` is changed. Threads gain where it is busy outside of Python: reading files, in
+    OpenCV, in NumPy. A subclass with a `__getitem__` of its own is read like any other data set.
+    """
+
+    fields: Sequence[tuple[tuple[int, ...], Any]]  # shape and dtype of each part of a sample
+
+    def draw_into(self, sample: Sequence[Array], index: int, chance: Chance) -> None:
+        """Write every element of each array of `sample`; they hold what was there before."""
+        raise NotImplementedError(f"{type(self).__name__} has no draw_into")
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        sample = [np.empty(shape, dtype) for shape, dtype in self.fields]
+        self.draw_into(sample, index, random)
+        return tuple(part[()] for part in sample)  # of no dimensions: a number
+
+
+def fits(dataset: Any) -> bool:
+    return isinstance(dataset, ThreadedDataset) and type(dataset).__getitem__ is ThreadedDataset.__getitem__
+
+
+def read(dataset: ThreadedDataset, batches: Iterable[Sequence[Key]], seed: int, threads: int) -> Iterator[Any]:
+    """The batches in their order, drawn by `threads`, or by the caller where there are none: the same bytes."""
+    stop = threading.Event()
+    if not threads:
+        for keys in batches:
+            batch = _Batch(dataset, keys, seed)
+            batch.draw(range(len(keys)), stop)
+            yield batch.tensors()
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="ppfleet-loader")
+    coming: deque[tuple[_Batch, list[Future[None]]]] = deque()
+    try:
+        for keys in batches:
+            batch = _Batch(dataset, keys, seed)
+            shares = [range(first, len(keys), threads) for first in range(threads)]
+            coming.append((batch, [pool.submit(batch.draw, rows, stop) for rows in shares]))
+            if len(coming) > _AHEAD:
+                yield _done(*coming.popleft())
+        while coming:
+            yield _done(*coming.popleft())
+    finally:
+        # However the pass ends, no thread outlives it: each comes to the end of the sample it is at.
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def tensor_over(array: Array) -> Any:
+    """On a CPU a tensor that is this memory, and keeps it; on a card a copy there."""
+    if paddle.get_device() != "cpu":
+        return paddle.to_tensor(array)
+    # What paddle.to_tensor calls, but with zero_copy. DLPack does the same on Paddle 3, and copies on 2.6.
+    tensor = paddle.base.core.eager.Tensor
+    return tensor(value=array, place=paddle.CPUPlace(), persistable=False, zero_copy=True, stop_gradient=True)
+
+
+class _Batch:
+    """A batch while its rows are drawn."""
+
+    def __init__(self, dataset: ThreadedDataset, keys: Sequence[Key], seed: int) -> None:
+        self._dataset, self._keys, self._seed = dataset, keys, seed
+        self._arrays = [np.empty((len(keys), *shape), dtype) for shape, dtype in dataset.fields]
+        self._failures: list[tuple[int, Exception]] = []
+
+    def draw(self, rows: Iterable[int], stop: threading.Event) -> None:
+        for row in rows:
+            if stop.is_set():
+                return
+            epoch, index = self._keys[row]
+            sample = [array[row, ...] for array in self._arrays]
+            try:
+                self._dataset.draw_into(sample, index, random.Random(mix(self._seed, epoch, index)))
+            except Exception as failure:  # noqa: BLE001 - whatever the data set raises belongs to this batch
+                self._failures.append((row, failure))
+                return
+
+    def tensors(self) -> list[Any]:
+        if self._failures:  # of several the first, as without threads
+            raise min(self._failures, key=lambda failed: failed[0])[1]
+        return [tensor_over(array) for array in self._arrays]
+
+
+def _done(batch: _Batch, shares: Sequence[Future[None]]) -> list[Any]:
+    for share in shares:
+        share.result()
+    return batch.tensors()

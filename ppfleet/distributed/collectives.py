@@ -1,0 +1,373 @@
+"""Talking to the other ranks: device and backend chosen here and nowhere else; the identity when alone.
+
+Three ways are used. Tensors go through collectives (gloo on CPU, NCCL on cards). Waiting for somebody who may take
+long goes through rank 0's TCP store: gloo gives up after 30 s, the store waits as long as it takes, can be
+interrupted, and fails as soon as rank 0 dies. Gradients of ranks that share a host go through its memory.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Callable, TypeVar
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from ppfleet import errors, log
+from ppfleet.distributed import handshake, store, wire
+from ppfleet.distributed.shared_memory import Shared, share
+from ppfleet.distributed.world import World
+from ppfleet.errors import CommError, MismatchError, WorldError
+from ppfleet.watchdog.diagnosis import Limits
+from ppfleet.watchdog.process import is_orphan
+from ppfleet.watchdog.recorder import Entry, Flight
+from ppfleet.watchdog.watchdog import Watch
+
+T = TypeVar("T")
+DEVICES = ("auto", "cpu", "gpu")
+_SAY_AFTER = 10.0  # seconds of waiting before a message says for whom
+_TO_LEARN = 2.0  # seconds for the watch to learn why an operation failed
+_INLINE = 1 << 16  # bytes of a gathered value that go through the store, which refuses more than about 12 MB
+_RESULT = 1 << 12  # the same of a result of rank 0, which stays in the store
+_PIECE = 1 << 26  # bytes of a larger value in one collective: far from gloo's time limit
+_PLAIN, _LARGE, _FAULT = b"=", b"#", b"!"  # what follows in the store: the value, its length, why it cannot be sent
+# What gloo cannot add up: float16 comes back as inf, the others end the process.
+_GLOO_REFUSES = ("float16", "int16", "complex64", "complex128")
+
+
+def choose_device(device: str, world: World) -> str:
+    """`auto` is a card where there is one, else the CPU. Makes it Paddle's current device and returns its name."""
+    if device not in DEVICES:
+        raise WorldError(f"device={device!r} is none of {', '.join(DEVICES)}")
+    cards = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    if device == "gpu" and not cards:
+        why = "no NVIDIA card is visible" if paddle.is_compiled_with_cuda() else "this is the CPU build of PaddlePaddle"
+        raise WorldError(f"device='gpu', but {why}; take device='cpu', or 'auto' to use a card where there is one")
+    if not cards or device == "cpu":
+        paddle.set_device("cpu")
+        return "cpu"
+    # The launcher says which card is this rank's; without it, the first.
+    name = f"gpu:{os.environ.get('FLAGS_selected_gpus', '0').split(',')[0]}"  # noqa: SIM112
+    paddle.set_device(name)
+    return name
+
+
+class Comm:
+    """The collectives of one job. `Comm(World(), "cpu")` is a job of one, in which every call is the identity."""
+
+    def __init__(self, world: World, device: str, flight: Flight | None = None, limits: Limits | None = None) -> None:
+        self.world = world
+        self.on_cards = device != "cpu"
+        self.flight = flight or Flight()
+        self.watch = Watch(world, self.flight, limits)
+        self._compared: set[tuple[str, str]] = set()
+        self._store: Any = None
+        self._exchanges = 0  # made so far, the same on all ranks
+        if world.alone:
+            return
+        if dist.is_initialized():
+            raise CommError(
+                "init_parallel_env was already called: `ppfleet.Job` does that itself, once in a process; "
+                "remove the other call, or the other Job"
+            )
+        if not self.on_cards:
+            os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+        if is_orphan():
+            raise WorldError(
+                f"{world.name()} was started by Paddle's launcher, which is gone: nobody would end this job"
+            )
+        store.check_master(world)
+        # The token tells this start of the job from others whose records lie in the same directory.
+        news: dict[str, Any] = {"run": secrets.token_hex(6), "watch": self.watch.listen()} if world.first else {}
+        news = handshake.call(world, handshake.facts(paddle.__version__), store.patience(), news)
+        self.flight.describe(run=news["run"])
+        self.watch.start(news["run"], news["watch"])
+        with self.flight.during("start", "init_parallel_env", waits=True):
+            store.await_master(world)
+            # Paddle holds Python up in there, and with it the watch: should a rank die now, this ends the wait.
+            faulthandler.dump_traceback_later(store.patience() + 10, exit=True)
+            dist.init_parallel_env()
+            faulthandler.cancel_dump_traceback_later()
+        self._store = store.Store(world)
+
+    # Tensors
+
+    def all_reduce(self, tensor: Any, what: str = "all-reduce", checked: bool = True) -> Any:
+        """The sum over ranks, in place. There is no mean: divide by a count that was summed as well.
+
+        `checked`: compare new shapes over the store first, as gloo would abort on ranks that bring different ones.
+        """
+        if self.world.alone:
+            return tensor
+        dtype = str(tensor.dtype).rpartition(".")[2]
+        if not self.on_cards and dtype in _GLOO_REFUSES:
+            raise CommError(
+                f"{what}: gloo cannot add up {dtype} (float16 overflows, int16 and complex end the process); "
+                f"cast to float32 or int64 first"
+            )
+        with self._together(what, tensor, checked):
+            dist.all_reduce(tensor)
+        return tensor
+
+    def share(self, length: int, dtype: str) -> Shared | None:
+        """Memory for sums over all ranks, where they are on one host; if it cannot be had there, that is said."""
+        if self.world.local_size < self.world.size:
+            return None
+        memory, why = share(self.world.rank, self.world.size, length, dtype, self.gather)
+        if memory is None:
+            log.info(f"gradients go through gloo, not through shared memory: {why}")
+        return memory
+
+    def all_reduce_shared(self, memory: Shared, means: int, what: str) -> None:
+        """The sum over ranks of what they put into `memory.mine`; of the first `means` elements, the mean."""
+        with self._operation("collective", what, f"[{memory.mine.size}] {memory.mine.dtype}") as entry:
+
+            def check() -> None:
+                left = set(self.watch.left)  # first: whoever comes and then leaves is not missing
+                self.watch.check(what, entry.operation, left.intersection(memory.late()))
+
+            memory.all_reduce(means, check)
+
+    def broadcast(self, tensor: Any, what: str = "broadcast") -> Any:
+        """Rank 0's values, in place."""
+        if not self.world.alone:
+            with self._together(what, tensor):
+                dist.broadcast(tensor, src=0)
+        return tensor
+
+    @contextmanager
+    def _together(self, what: str, tensor: Any, checked: bool = True) -> Iterator[None]:
+        """A collective: in the flight record, of the same shape on all ranks, its failure a sentence."""
+        detail = f"{list(tensor.shape)} {str(tensor.dtype).rpartition('.')[2]}"
+        with self._operation("collective", what, detail) as entry:
+            if checked and (what, detail) not in self._compared:
+                brought = self._exchanged(entry, f"{what} {detail}")
+                if len(set(brought)) > 1:
+                    shown = "; ".join(f"{each} on {self.world.name(rank)}" for rank, each in enumerate(brought))
+                    raise MismatchError(f"the ranks do not bring the same to operation #{entry.operation}: {shown}")
+                self._compared.add((what, detail))  # on all ranks alike; one that brings another later waits here alone
+            with self._translated(what, entry.operation):
+                yield
+
+    def broadcast_bytes(self, data: bytes | None, what: str = "broadcast") -> bytes:
+        """Rank 0's bytes on every rank, in pieces that stay far from gloo's time limit."""
+        if self.world.alone:
+            return data or b""
+        length = self.gather(len(data) if data is not None else 0, what)[0]
+        parts = []
+        for start in range(0, length, _PIECE):
+            stop = min(length, start + _PIECE)
+            if self.world.first and data is not None:
+                tensor = _as_tensor(data[start:stop])
+            else:
+                tensor = paddle.empty([stop - start], dtype="uint8")
+            parts.append(self.broadcast(tensor, what).numpy().tobytes())
+        return b"".join(parts)
+
+    @contextmanager
+    def overlapped(self, what: str) -> Iterator[None]:
+        """On cards: the backward pass in which Paddle's reducer exchanges gradients; for the watch, a collective."""
+        with self._operation("collective", what):
+            yield
+
+    def mean(self, total: float, count: float, what: str = "mean") -> float:
+        """The mean over all ranks' samples, from this rank's sum and count."""
+        sums = self.all_reduce(paddle.to_tensor([total, count], dtype="float64"), what).tolist()
+        return float(sums[0] / sums[1]) if sums[1] else float("nan")
+
+    # Waiting
+
+    def gather(self, value: Any, what: str = "gather") -> list[Any]:
+        """What each rank brought, in the order of ranks. Waits for late ranks.
+
+        Plain JSON data of any size: numbers, strings, None, lists, dicts with string keys; a tuple arrives as a list.
+        Anything else is a CommError on every rank, also in a job of one.
+        """
+        if self.world.alone:
+            return [wire.decode(self._encoded(value, what))]
+        with self._operation("meeting", what) as entry:
+            return self._exchanged(entry, value)
+
+    def _encoded(self, value: Any, what: str) -> bytes:
+        try:
+            return wire.encode(value)
+        except wire.NotPlain as fault:
+            raise CommError(self._refusal(what, self.world.rank, str(fault))) from None
+
+    def _refusal(self, what: str, rank: int, fault: str) -> str:
+        return f"{what}: the value of {self.world.name(rank)} cannot be sent to other ranks: {fault}"
+
+    def _exchanged(self, entry: Entry, value: Any) -> list[Any]:
+        key, what, data = _key(entry), entry.what, b""
+        # The store cannot delete a key nor shrink a value, so keys are used again. Two take turns: every rank has read
+        # the last but one when it has come to the last.
+        self._exchanges += 1
+        slot = f"ppfleet/values/{self._exchanges % 2}"
+        try:
+            data = wire.encode(value)
+            message = _PLAIN + data if len(data) <= _INLINE else _LARGE + str(len(data)).encode()
+        except wire.NotPlain as fault:
+            message = _FAULT + str(fault).encode()  # the others must learn of it: they wait
+        with self._translated(what, entry.operation):
+            self._store.set(f"{slot}/{self.world.rank}", message)
+            self._store.add(key, 1)
+        self._poll(entry, self.world.size)
+        with self._translated(what, entry.operation):
+            messages = [self._store.get(f"{slot}/{rank}") for rank in range(self.world.size)]
+        for rank, message in enumerate(messages):
+            if message[:1] == _FAULT:
+                raise CommError(self._refusal(what, rank, message[1:].decode()))
+        return [
+            wire.decode(
+                self._sent(entry, rank, data, int(message[1:])) if message[:1] == _LARGE else message[1:],
+            )
+            for rank, message in enumerate(messages)
+        ]
+
+    def _sent(self, entry: Entry, source: int, data: bytes, length: int) -> bytes:
+        """The bytes of rank `source` on every rank, all of which are here: by collectives, in pieces."""
+        parts = []
+        for start in range(0, length, _PIECE):
+            stop = min(length, start + _PIECE)
+            mine = source == self.world.rank
+            tensor = _as_tensor(data[start:stop]) if mine else paddle.empty([stop - start], dtype="uint8")
+            with self._translated(entry.what, entry.operation):
+                dist.broadcast(tensor, src=source)
+            parts.append(b"" if mine else tensor.numpy().tobytes())
+        return data if source == self.world.rank else b"".join(parts)
+
+    def barrier(self, what: str = "barrier") -> None:
+        """Wait until every rank is here, however long that takes; after a while say who is not."""
+        self.gather(None, what)
+
+    def on_first(self, work: Callable[[], T], what: str) -> T:
+        """Run `work` on rank 0 only and give every rank its result (plain JSON data, as for `gather`).
+
+        The others wait on the store. If `work` raises, every rank raises: rank 0 the exception itself, the others
+        one of the same family that says it came from rank 0.
+        """
+        if self.world.alone:
+            with self.flight.during("work", what):
+                return wire.decode(self._encoded(work(), what))  # type: ignore[no-any-return]
+        if self.world.first:
+            with self._operation("work", what) as entry, self._published(entry) as outcome:
+                outcome["result"] = work()
+        else:
+            outcome = self._awaited(what)
+        if outcome.get("large"):
+            return self.gather(outcome.get("result"), what)[0]  # type: ignore[no-any-return]
+        return outcome.get("result")  # type: ignore[return-value]
+
+    @contextmanager
+    def first(self, what: str) -> Iterator[None]:
+        """Rank 0 goes through the block first, then the others: `with job.comm.first("unpack the data"): ...`"""
+        if self.world.alone:
+            yield
+            return
+        if self.world.first:
+            with self._operation("work", what) as entry, self._published(entry):
+                yield
+            return
+        self._awaited(what)
+        with self.flight.during("work", what):
+            yield
+
+    def _awaited(self, what: str) -> dict[str, Any]:
+        """What rank 0 published."""
+        with self._operation("meeting", what) as entry:
+            self._poll(entry, 1)
+            return self._outcome(entry)
+
+    @contextmanager
+    def _published(self, entry: Entry) -> Iterator[dict[str, Any]]:
+        """Tell the others the result that the block puts into the dictionary, or that it is too large for the store,
+        or what the block raised. The result becomes what the others read."""
+        outcome: dict[str, Any] = {}
+        message, key = b"", _key(entry)
+        try:
+            yield outcome
+            message = self._encoded(outcome.get("result"), entry.what)
+            outcome.update(result=wire.decode(message), large=len(message) > _RESULT)
+            message = wire.encode({"large": True} if outcome["large"] else outcome)
+        except BaseException as failure:
+            message = wire.encode({"error": [type(failure).__name__, str(failure)]})
+            raise
+        finally:
+            # Also when interrupted: whoever waits must learn of it.
+            self._store.set(f"{key}/outcome", message)
+            self._store.add(key, 1)
+
+    def _outcome(self, entry: Entry) -> dict[str, Any]:
+        with self._translated(entry.what, entry.operation):
+            outcome: dict[str, Any] = wire.decode(self._store.get(f"{_key(entry)}/outcome"))
+        if "error" in outcome:
+            kind, text = outcome["error"]
+            family = errors.named(kind)
+            text = text if family.__name__ == kind else f"{kind}: {text}"
+            raise family(f"{entry.what} failed on {self.world.name(0)}: {text}")
+        return outcome
+
+    @contextmanager
+    def _operation(self, kind: str, what: str, detail: str = "") -> Iterator[Entry]:
+        """Something that all ranks do together: numbered, in the flight record, refused in a job that is doomed."""
+        self.watch.check(what)
+        entry = self.flight.enter(kind, what, detail, waits=kind != "work", numbered=True)
+        try:
+            yield entry
+        finally:
+            self.flight.leave(entry)
+
+    def _poll(self, entry: Entry, goal: int) -> None:
+        # Polling, not Store.wait: that one blocks in C++, deaf to Ctrl-C and unable to say for whom it waits.
+        began, said, pause, key, what = time.monotonic(), False, 0.0005, _key(entry), entry.what
+        while True:
+            with self._translated(what, entry.operation):
+                if self._store.add(key, 0) >= goal:
+                    return
+            self.watch.check(what, entry.operation)
+            if not said and time.monotonic() - began > _SAY_AFTER:
+                said = True
+                log.say(f"{self.world.name()} has waited {_SAY_AFTER:.0f} s in {what} for {self._missing(key, goal)}")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def _missing(self, key: str, goal: int) -> str:
+        if goal == 1:
+            return self.world.name(0)
+        # The store can count but not be asked whether a key is there, so those who wait sign in a second list.
+        self._store.add(f"{key}/waiting/{self.world.rank}", 1)
+        time.sleep(1)
+        late = [r for r in range(self.world.size) if not self._store.add(f"{key}/waiting/{r}", 0)]
+        return ", ".join(self.world.name(r) for r in late) or "nobody any more"
+
+    @contextmanager
+    def _translated(self, what: str, operation: int) -> Iterator[None]:
+        """The watch knows who died, and how, within moments; gloo and the store only that somebody did."""
+        try:
+            yield
+        except (RuntimeError, ValueError, OSError) as failure:
+            if self.watch.settled(_TO_LEARN, operation):
+                self.watch.check(what, operation)
+            lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+            text = next(
+                (line for line in lines if "rror" in line or "lost" in line or "close" in line),
+                lines[-1] if lines else "",
+            )
+            raise CommError(
+                f"{what} failed on {self.world.name()}: another rank died or left ({text[:300]}); "
+                f"its own log has the cause"
+            ) from failure
+
+
+def _key(entry: Entry) -> str:
+    return f"ppfleet/{entry.operation}/{entry.what}"
+
+
+def _as_tensor(data: bytes) -> Any:
+    return paddle.to_tensor(np.frombuffer(data, dtype=np.uint8).copy())

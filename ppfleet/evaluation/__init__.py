@@ -1,0 +1,1 @@
+"""Metrics, the exact evaluation pass, the confusion matrix."""

@@ -1,0 +1,1 @@
+"""The static model, and the runtimes it is compared with."""

@@ -1,0 +1,1 @@
+"""Templates and charts that all pages share."""

@@ -1,0 +1,1 @@
+"""From a loss to a step: training state, step, gradient exchange, precision."""

@@ -1,0 +1,218 @@
+"""The exchange of gradients at each step, and of what the ranks tell each other with them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import paddle
+
+from ppfleet.distributed.collectives import Comm
+from ppfleet.errors import FleetError
+
+_VITALS = 5  # numbers
+_PROBE = 1 << 14  # elements of a parameter that are compared at a step
+
+
+class Vitals:
+    """What each rank tells the others at every step: its loss, whether its numbers are finite, its learning rate,
+    whether it was asked to end, and a checksum of a piece of its weights, which must be the same on all ranks."""
+
+    def __init__(self, table: np.ndarray[Any, Any], probed: str) -> None:
+        self.loss = float(table[:, 0].mean())
+        self.bad = [rank for rank, flag in enumerate(table[:, 1]) if flag]
+        self.rates = [float(rate) for rate in table[:, 2]]
+        self.end = bool(table[:, 3].any())
+        self.sums = [int(total) for total in table[:, 4]]
+        self.probed = probed  # which parameter
+
+
+class Exchange:
+    """Sums gradients over ranks, outside of `backward()`, where a dead peer is an exception and not an abort.
+
+    All gradients of a rank are copied into one persistent flat buffer and reduced in one call: through shared memory
+    where all ranks are on one host, else through gloo. Afterwards each gradient is a view of the result. BatchNorm
+    statistics travel in the same buffer, so that every rank has the same at every step, and so do the ranks' vitals and
+    which parameters were used at all: nothing here needs a second collective, and a branch that only some ranks take is
+    summed right instead of diverging.
+    On cards Paddle's own reducer does this during `backward()`, overlapping it; then only the vitals go through here.
+    Alone, nothing does: gradients are only looked at.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        parameters: dict[str, Any],
+        statistics: list[Any],
+        buffers: list[Any],
+        fast_finite: Callable[[list[Any]], bool | None] = lambda tensors: None,
+    ) -> None:
+        self.comm = comm
+        self._fast_finite = fast_finite  # tells whether all are finite, or None where it cannot
+        apart = {id(tensor) for tensor in statistics}
+        own = {name: p for name, p in parameters.items() if id(p) not in apart}
+        self.names, self.parameters = list(own), list(own.values())  # frozen ones too: they may be unfrozen later
+        self.buffers = buffers
+        self.lent = False  # whether the optimizer only reads gradients: the sum in shared memory is everybody's
+        self._probes = 0
+        self._frozen = [p for p in self.parameters if not p.trainable]
+        self._travels = not comm.world.alone and not comm.on_cards
+        self.statistics = statistics if self._travels else []
+        moved = [*self.parameters, *statistics] if self._travels else []
+        lengths = [int(tensor.size) for tensor in moved]
+        tail = comm.world.size * _VITALS + (len(self.parameters) if self._travels else 0)
+        self._sums = sum(lengths)  # elements that are averaged; the vitals come after them
+        dtype = "float64" if any(tensor.dtype == paddle.float64 for tensor in moved) else "float32"
+        self._shared = comm.share(self._sums + tail, dtype) if self._travels else None
+        self._mine = self._shared.mine if self._shared else np.zeros(self._sums + tail, dtype=dtype)
+        self._total = self._shared.total if self._shared else self._mine
+        self._flat = _over(self._mine)
+        self._views = _views(self._flat, moved)
+        self._results = _views(_over(self._total), moved) if self._shared else self._views
+        self._gradients = _view(self._flat, 0, sum(lengths[: len(self.parameters)])) if self._travels else None
+        self._zero = [False] * len(self.parameters)  # whether a parameter's part of the flat buffer is
+        self._good = [buffer.clone() for buffer in buffers]
+
+    def reduce(self, loss: float, rate: float) -> Vitals:
+        """Replace every gradient by its mean over ranks."""
+        with paddle.no_grad():
+            return self._reduce(loss, rate)
+
+    def _reduce(self, loss: float, rate: float) -> Vitals:
+        size, rank = self.comm.world.size, self.comm.world.rank
+        vitals, tail = size * _VITALS, self._mine[self._sums :]
+        tail[:] = 0
+        gradients = [parameter._grad_ivar() for parameter in self.parameters]
+        finite = math.isfinite(loss)
+        if self._gradients is not None:
+            tail[vitals:] = self._collect(gradients)
+            finite = finite and math.isfinite(float(self._gradients.sum()))
+        elif not self.comm.on_cards:
+            finite = finite and self._all_finite(gradients)
+        probed, total = self._probe()
+        mine = loss if math.isfinite(loss) else 0.0, not finite, rate, self.comm.watch.wanted, total
+        tail[_VITALS * rank : _VITALS * (rank + 1)] = mine
+        self._sum("all-reduce of gradients")
+        table = self._total[self._sums :].copy()
+        if self._gradients is not None:
+            self._hand_back(gradients, table[vitals:].tolist())
+        return Vitals(table[:vitals].reshape(size, _VITALS), probed)
+
+    def _sum(self, what: str) -> None:
+        if self._shared is not None:
+            self.comm.all_reduce_shared(self._shared, self._sums, what)
+        elif self._travels:
+            self.comm.all_reduce(self._flat, what, checked=False)  # job.prepare compared the shapes
+            self._mine[: self._sums] *= self._mine.dtype.type(1.0 / self.comm.world.size)
+        elif not self.comm.world.alone:
+            self._mine[:] = self.comm.all_reduce(paddle.to_tensor(self._mine), what, checked=False).numpy()
+
+    def _probe(self) -> tuple[str, int]:
+        """A checksum of some weights, others at each step: ranks whose weights drift apart are found within a round."""
+        if self.comm.world.alone:
+            return "", 0
+        turn, number = divmod(self._probes, len(self.parameters))
+        self._probes += 1
+        parameter = self.parameters[number]
+        rows = parameter.shape[0] if parameter.shape else 0
+        if parameter.size > _PROBE:
+            count = max(1, rows * _PROBE // int(parameter.size))
+            start = turn * count % rows
+            parameter = parameter._slice(start, min(rows, start + count)).clone()
+        bits = np.frombuffer(parameter.numpy().tobytes(), dtype=np.uint16)
+        # Whole numbers below 2 ** 24 survive the sum in float32, and so does the order of the elements.
+        weighed = int(np.dot(bits.astype(np.int64), np.arange(1, bits.size + 1)))
+        return self.names[number], weighed % (1 << 24)
+
+    def _collect(self, gradients: list[Any]) -> list[bool]:
+        dtype = self._flat.dtype
+        for number, (gradient, view) in enumerate(zip(gradients, self._views)):
+            if gradient is not None:
+                view.copy_(gradient if gradient.dtype == dtype else gradient.astype(dtype), True)
+            elif not self._zero[number]:
+                view.zero_()
+        for buffer, view in zip(self.statistics, self._views[len(gradients) :]):
+            view.copy_(buffer if buffer.dtype == dtype else buffer.astype(dtype), True)
+        return [gradient is not None for gradient in gradients]
+
+    def _hand_back(self, gradients: list[Any], users: list[float]) -> None:
+        dtype = self._flat.dtype
+        lent = self.lent or self._shared is None
+        self._zero = [not used for used in users]
+        for parameter, gradient, result, used in zip(self.parameters, gradients, self._results, users):
+            if gradient is None:
+                if used:  # by another rank, in a branch that this one did not take
+                    parameter.grad = result.astype(parameter.dtype).clone()
+            elif lent and gradient.dtype == dtype and gradient.is_contiguous():
+                result._share_buffer_to(gradient)  # shares the memory, but not the strides
+            else:
+                gradient.copy_(result if gradient.dtype == dtype else result.astype(gradient.dtype), True)
+        for buffer, result in zip(self.statistics, self._results[len(gradients) :]):
+            buffer.copy_(result if buffer.dtype == dtype else result.astype(buffer.dtype), True)
+
+    def reduced_finite(self) -> bool:
+        """On cards: whether the gradients are finite, now that the reducer has summed them."""
+        if any(p._grad_ivar() is not None for p in self._frozen):
+            raise FleetError(
+                "on cards a parameter that was frozen at job.prepare cannot be unfrozen: Paddle's reducer leaves it out"
+            )
+        return self._all_finite([parameter._grad_ivar() for parameter in self.parameters])
+
+    def _all_finite(self, gradients: list[Any]) -> bool:
+        there = [gradient for gradient in gradients if gradient is not None]
+        told = self._fast_finite(there)
+        if told is not None:
+            return told
+        sums: dict[Any, list[Any]] = {}
+        with paddle.no_grad():
+            for gradient in there:
+                low = gradient.dtype in (paddle.float16, paddle.bfloat16)
+                total = (gradient.astype("float32") if low else gradient).sum()  # a NaN or infinity makes the sum one
+                sums.setdefault(total.dtype, []).append(total)
+            return all(math.isfinite(float(paddle.add_n(same))) for same in sums.values())
+
+    def remember(self) -> None:
+        """Keep the buffers (BatchNorm statistics) of a good step, in case the next one is not."""
+        for kept, buffer in zip(self._good, self.buffers):
+            kept.copy_(buffer, True)
+
+    def forget_step(self) -> None:
+        """Put the buffers back to before a step that is left out."""
+        for kept, buffer in zip(self._good, self.buffers):
+            buffer.copy_(kept, True)
+
+    def same_buffers(self) -> None:
+        """Average over ranks the buffers that differ: after a forward pass outside of a step, or not BatchNorm's."""
+        if self.comm.world.alone or not self.buffers:
+            return
+        digests = [hashlib.sha256(buffer.numpy().tobytes()).hexdigest()[:16] for buffer in self.buffers]
+        everybodys = self.comm.gather(digests, "check of buffers")
+        for buffer, *theirs in zip(self.buffers, *everybodys):
+            if len(set(theirs)) > 1:
+                total = self.comm.all_reduce(buffer.astype("float64"), "average of buffers")
+                buffer.copy_((total / self.comm.world.size).astype(buffer.dtype), True)
+        self.remember()
+
+
+def _over(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor in the memory of an array."""
+    return paddle.Tensor(
+        value=array, place=paddle.CPUPlace(), persistable=False, zero_copy=True, name="", stop_gradient=True
+    )
+
+
+def _views(flat: Any, tensors: list[Any]) -> list[Any]:
+    """For each tensor the part of `flat` that is its own, in its shape."""
+    ends = list(itertools.accumulate((int(tensor.size) for tensor in tensors), initial=0))
+    return [_view(flat, start, stop, tensor.shape) for start, stop, tensor in zip(ends, ends[1:], tensors)]
+
+
+def _view(flat: Any, start: int, stop: int, shape: Sequence[int] | None = None) -> Any:
+    view = flat._slice(start, stop)
+    if shape is not None:
+        view.get_tensor()._set_dims(list(shape))
+    return view

@@ -1,0 +1,177 @@
+"""From a loss to a step of the optimizer: accumulation, exchange, the checks that keep ranks together, NaN guard."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import paddle
+
+from ppfleet import log
+from ppfleet.data.loader import Loader
+from ppfleet.distributed.collectives import Comm
+from ppfleet.errors import FleetError, MismatchError, NonFiniteError
+from ppfleet.training.gradients import Exchange, Vitals
+from ppfleet.training.model import only_reads_gradients
+from ppfleet.training.precision import Precision
+
+ON_NAN = ("stop", "skip")
+
+
+class Stepper:
+    """Counts batches into steps. A step is `accumulate` batches, fewer at the end of an epoch."""
+
+    def __init__(self, comm: Comm, precision: Precision, exchange: Exchange, net: Any, optimizer: Any) -> None:
+        self.comm, self.precision, self.exchange = comm, precision, exchange
+        self.net, self.optimizer = net, optimizer
+        self.accumulate, self.on_nan = 1, "stop"
+        self.step = 0  # of the optimizer, since the beginning of training
+        self.skipped = 0  # steps left out because of NaN
+        self.loss = math.nan  # of the last good step, the mean over all ranks
+        self.done = self.group = 0  # batches, and batches in all, of the running step
+        self.share = 1.0  # of the batch in hand in its step: by samples
+        self.torn = False  # whether the weights may be between two steps
+        self.called = True  # whether the batch in hand has been through backward
+        self.asked = False  # whether a rank was asked to end: all ranks learn it at the same step
+        self._sum = 0.0
+        self._samples = 0
+        exchange.lent = only_reads_gradients(optimizer)
+        self._everything = net.parameters()  # once: walking a large model takes time
+
+    def begin(self, loader: Loader, left: int | None) -> None:
+        """A batch is about to be handed out; `left` counts it and those after it in this epoch."""
+        if self.done == 0:
+            self.group = self.accumulate if left is None else min(self.accumulate, left)
+            ahead = loader.plan.length - (loader.position - loader.real)
+            self._samples = min(self.group * loader.plan.global_batch, ahead)
+        # By samples, not 1 / group: the last batch of an epoch may be partly padding.
+        self.share = loader.real / self._samples if self.group > 1 else 1.0
+        self.called = False
+        if isinstance(self.net, paddle.DataParallel):
+            # On cards Paddle's reducer overlaps with the last backward pass of a step; on gloo it must never run.
+            self.net.grad_need_sync = self.comm.on_cards and self.done == self.group - 1
+
+    def backward(self, loss: Any, where: str) -> None:
+        if self.called:
+            raise FleetError("job.backward belongs inside `for batch in job.steps(loader)`, once for each batch")
+        if self.torn:
+            raise FleetError(
+                "the step before was interrupted while the optimizer changed the weights, which are now between two "
+                "steps: call job.resume() to go back to the last checkpoint"
+            )
+        if self.done == 0:
+            self._refuse_leftovers()
+        if loss.size != 1:
+            raise FleetError(
+                f"job.backward needs a single number, this loss has shape {list(loss.shape)}: take its mean"
+            )
+        self.called = True
+        self._sum += float(loss.item()) * self.share
+        scaled = self.precision.scaler.scale(loss * self.share if self.group > 1 else loss)
+        if self.comm.on_cards and not self.comm.world.alone and self.net.grad_need_sync:
+            with self.comm.overlapped("backward and all-reduce"):  # Paddle's reducer waits for the others in there
+                scaled.backward()
+        else:
+            scaled.backward()
+        self.done += 1
+        if self.done == self.group:
+            self._finish(where)
+
+    def _refuse_leftovers(self) -> None:
+        """Gradients of another loss would be added to this one's without a word. (Zeros, as clear_grad() leaves them,
+        change nothing.)"""
+        for name, parameter in zip(self.exchange.names, self.exchange.parameters):
+            gradient = parameter._grad_ivar()
+            if gradient is not None and bool((gradient != 0).any()):
+                raise FleetError(
+                    f"{name} already has a gradient before job.backward on {self.comm.world.name()}, from another "
+                    f"loss.backward(): the two would be added. Call job.backward(loss + other) to train on both, or "
+                    f"optimizer.clear_grad() before job.backward to drop the other one"
+                )
+
+    def drop_batch(self) -> None:
+        """What an interrupted batch has left behind: gradients, and the statistics of its forward pass."""
+        self._clear()
+        self.exchange.forget_step()
+
+    def end(self, where: str) -> None:
+        """The loop has come back for the next batch."""
+        if not self.called:
+            raise FleetError(
+                f"a batch went by without job.backward on {self.comm.world.name()} ({where}): every rank must call it "
+                f"for every batch, or the others wait; to leave a batch out, multiply its loss by 0"
+            )
+
+    def abandon(self) -> None:
+        """The epoch is over, or its loop was left: gradients that wait for more batches are dropped."""
+        self.called = True
+        if self.done:
+            log.say(
+                f"{self.done} of {self.group} accumulated batches made no step when the loop was left and are dropped"
+            )
+            self.done, self._sum = 0, 0.0
+            self._clear()
+
+    def _clear(self) -> None:
+        # All of the model's, not the optimizer's alone: others would pile up from step to step.
+        for parameter in self._everything:
+            parameter.clear_gradient(False)
+
+    def _finish(self, where: str) -> None:
+        vitals = self.exchange.reduce(self._sum, self.optimizer.get_lr())
+        self.done, self._sum = 0, 0.0
+        self.step = self.comm.flight.step = self.step + 1
+        where = f"step {self.step}, {where}"
+        self.asked = vitals.end
+        self._check_rates(vitals, where)
+        self._check_weights(vitals, where)
+        if self._finite(vitals):
+            self.loss = vitals.loss
+            self.torn = True
+            self.precision.scaler.step(self.optimizer)
+            self.precision.scaler.update()
+            self.exchange.remember()
+        else:
+            self._skip_or_stop(vitals, where)
+        self._clear()
+
+    def _finite(self, vitals: Vitals) -> bool:
+        if not vitals.bad and self.comm.on_cards and not self.precision.scaling:
+            # Here the gradients are summed already: whose they were cannot be told any more. A scaler looks itself.
+            return self.exchange.reduced_finite()
+        return not vitals.bad
+
+    def _check_rates(self, vitals: Vitals, where: str) -> None:
+        if len(set(vitals.rates)) > 1:
+            name = self.comm.world.name
+            shown = "; ".join(f"{rate:.9g} on {name(rank)}" for rank, rate in enumerate(vitals.rates))
+            raise MismatchError(
+                f"the learning rates differ ({where}): {shown}. Decide them from figures that are the same "
+                f"on all ranks, such as job.evaluate's"
+            )
+
+    def _check_weights(self, vitals: Vitals, where: str) -> None:
+        if len(set(vitals.sums)) > 1:
+            groups: dict[int, list[str]] = {}
+            for rank, total in enumerate(vitals.sums):
+                groups.setdefault(total, []).append(self.comm.world.name(rank))
+            shown = " than on ".join(", ".join(ranks) for ranks in sorted(groups.values(), key=len))
+            raise MismatchError(
+                f"the weights differ ({where}): {vitals.probed} is another on {shown}. Something changed them on some "
+                f"ranks only, or the hosts compute differently"
+            )
+
+    def _skip_or_stop(self, vitals: Vitals, where: str) -> None:
+        who = ", ".join(self.comm.world.name(rank) for rank in vitals.bad) or "some rank"
+        what = f"the loss or a gradient is NaN or infinite on {who} ({where})"
+        self.exchange.forget_step()
+        if self.on_nan == "stop":
+            self._clear()
+            self.step -= 1
+            self.comm.flight.step = self.step
+            raise NonFiniteError(
+                f"{what}. The weights are still those of the step before; on_nan='skip' leaves such steps out"
+            )
+        self.skipped += 1
+        if self.comm.world.first:
+            log.say(f"step skipped: {what}; {self.skipped} skipped so far")

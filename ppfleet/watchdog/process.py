@@ -1,0 +1,159 @@
+"""What Linux and Python say of a process: which machine, how it is, how it ended, where its code is. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ppfleet.watchdog.recorder import Pulse, short, users
+
+_LAUNCHERS = ("paddle.distributed.launch", "fleetrun")
+
+
+def user_place(thread: int) -> str:
+    """Where the user's code is in that thread: `evaluate` (tools/train.py:71)."""
+    frame: Any = sys._current_frames().get(thread)
+    while frame is not None and not users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    function = frame.f_code.co_name
+    line = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return line if function.startswith("<") else f"`{function}` ({line})"
+
+
+def user_line(trace: Any) -> str:
+    """file:line of the user's code where an exception came through last."""
+    found = ""
+    while trace is not None:
+        if users(trace.tb_frame.f_code.co_filename):
+            found = f"{short(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def this_host() -> str:
+    """Which start of which machine, or container, this is: where it is the same, so are the numbers of processes."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("net", "pid"))])
+    except OSError:
+        return platform.node()
+
+
+def oom_kills() -> int:
+    """How many processes Linux has killed for want of memory since it was started."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def process_state(pid: int) -> tuple[str, int]:
+    """Its state, and when it is a zombie its exit code as wait() would give it; "" if there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[-1])
+    except (OSError, ValueError, IndexError):
+        return "", 0
+
+
+def launcher() -> psutil.Process | None:
+    """Paddle's launcher, if it is anywhere above this process: a shell script may be between."""
+    try:
+        for process in psutil.Process().parents():
+            if any(name in word for word in process.cmdline() for name in _LAUNCHERS):
+                return process
+    except psutil.Error:
+        return None
+    return None
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
+def was_launched() -> bool:
+    """Whether Paddle's launcher started this process: it tells each trainer where its logs are."""
+    return all(os.environ.get(name) for name in ("PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT", "PADDLE_LOG_DIR"))
+
+
+def is_orphan() -> bool:
+    """Whether the launcher that started this process is gone: nobody would end its job."""
+    return was_launched() and launcher() is None
+
+
+class Health:
+    """How this process is, whose training loop runs in the thread that makes this."""
+
+    def __init__(self) -> None:
+        self._trainer = threading.get_native_id()
+        self.oom_kills = oom_kills()  # when it was last looked at
+        self._process = psutil.Process()
+        self._idle = (0.0, 0.0, 0.0)  # since when without progress; when that was first seen; CPU seconds by then
+
+    def pulse(self) -> Pulse:
+        self.oom_kills = oom_kills()
+        used = sum(self._process.cpu_times()[:2])
+        memory, available = self._process.memory_info().rss, psutil.virtual_memory().available
+        return Pulse(time.time(), used, memory, available, self.oom_kills)
+
+    def busy(self, progress: float) -> float:
+        """The share of a core that the loop's thread and the process's children have used since they were first seen
+        idle. Not the other threads: the store's and the watch's are never idle; those that compute follow the loop."""
+        used, now = _thread_seconds(self._trainer), time.monotonic()
+        for each in self._process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                used += sum(each.cpu_times()[:2])
+        if self._idle[0] != progress:
+            self._idle = (progress, now, used)
+            return 1.0
+        return (used - self._idle[2]) / max(1e-3, now - self._idle[1])
+
+
+def _thread_seconds(thread: int) -> float:
+    """CPU seconds that a thread of this process has used."""
+    try:
+        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def how_it_ended(who: dict[str, Any], oom_before: int) -> dict[str, Any]:
+    """How a process of this host ended: Linux keeps that until its parent has asked."""
+    for _ in range(20) if who.get("boot") == this_host() else ():
+        status, code = process_state(who["pid"])
+        if status in ("Z", "X"):
+            if code & 0x7F:
+                oom = code & 0x7F == signal.SIGKILL and oom_kills() > oom_before
+                return {"how": "killed", "signal": code & 0x7F, **({"oom": True} if oom else {})}
+            return {"how": "exit", "code": code >> 8}
+        if not status:
+            break
+        time.sleep(0.02)
+    return {"how": "silent"}
+
+
+def death(facts: dict[str, Any]) -> str:
+    """The same in words."""
+    if facts["how"] == "killed":
+        number = facts["signal"]
+        name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
+        return f"was killed by {name}" + (", by Linux for want of memory" if facts.get("oom") else "")
+    if facts["how"] == "exit":
+        return f"ended with exit code {facts['code']} and without a word"
+    return "ended without a word (killed?)"

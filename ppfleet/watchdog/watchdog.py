@@ -1,0 +1,401 @@
+"""The watch: a thread of each rank that notices death and standstill, tells the others who it was, and ends the job.
+
+Every rank tells rank 0 once a second what it is in (`Beat`), and rank 0 judges (`judge`). Blocking calls of Paddle free
+the interpreter, so a thread runs where a signal handler would not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
+
+from ppfleet import log
+from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
+from ppfleet.watchdog.diagnosis import BLOCKED, Beat, Limits, judge, place
+from ppfleet.watchdog.hub import UNREACHABLE, Gone, Hub
+from ppfleet.watchdog.process import (
+    Health,
+    death,
+    how_it_ended,
+    is_gone,
+    launcher,
+    process_state,
+    this_host,
+    user_line,
+    user_place,
+)
+from ppfleet.watchdog.recorder import Flight
+
+if TYPE_CHECKING:
+    from ppfleet.distributed.world import World
+
+_EVERY = 1.0  # seconds between two beats
+_GRACE = 2.0  # seconds for the main thread to raise, before the watch ends the process
+_TO_SAVE = 25.0  # seconds after SIGTERM that a step may take: Paddle's launcher kills after 30
+
+
+@dataclass(frozen=True)
+class Doom:
+    """Why this job cannot go on."""
+
+    kind: str  # lost, stall, mismatch, orphan
+    text: str
+    culprit: int = -1
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Watch:
+    """What this rank knows of the others, and they of it."""
+
+    def __init__(self, world: World, flight: Flight, limits: Limits | None = None) -> None:
+        self.world, self.flight, self.limits = world, flight, limits or Limits()
+        self.doom: Doom | None = None
+        self.left: dict[int, dict[str, Any]] = {}  # ranks that ended in order: after which operation, and why
+        self.wanted = False  # whether somebody got SIGTERM and all should save and end
+        self._told = False  # and whether everybody knows
+        self.in_loop = False  # whether there will be a step boundary
+        self.stacks: Path | None = None  # where to write the stacks of all threads
+        self._taken = False  # whether the main thread has been told
+        self._deadline = self._to_save = float("inf")
+        self._bye: dict[str, Any] | None = None
+        self._said_bye = threading.Event()
+        self.unsaved = False  # whether there are steps that no checkpoint has
+        self._pid, self._launcher = os.getpid(), launcher()
+        self._trainer = threading.get_ident()
+        self._suspect: tuple[str, float] = ("", 0.0)  # a verdict that the next beats must confirm, and since when
+        self._hub = Hub(world, {"pid": self._pid, "boot": this_host()})
+        self._beats = {rank: Beat(rank) for rank in range(world.size)}
+        self._health = Health()
+        self._began = 0.0
+        self._thread = threading.Thread(target=self._run, name="ppfleet watch", daemon=True)
+        atexit.register(self._leave)  # from now on: a rank may fail before there is anything to watch
+
+    # What the main thread calls
+
+    def listen(self) -> int:
+        """Rank 0, before the roll call: the port at which the others will find its watch."""
+        return self._hub.listen()
+
+    def start(self, token: str = "", port: int = 0) -> None:
+        """After the roll call: connect to rank 0's watch, and watch."""
+        self._began = time.monotonic()
+        self._beats = {rank: Beat(rank, self._began) for rank in self._beats}
+        self._hub.join(token, port)
+        self._thread.start()
+        this = weakref.ref(self)  # what is registered there stays for ever
+        os.register_at_fork(after_in_child=lambda: watch._forget() if (watch := this()) else None)
+
+    def take_sigterm(self) -> None:
+        """From now on SIGTERM means: save at the next step boundary, and end. A handler of the script's own stays."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        own = signal.getsignal(signal.SIGTERM)
+        if callable(own) and getattr(own, "__func__", None) is not Watch._on_sigterm:
+            signal.signal(signal.SIGTERM, own)  # Paddle, when it was imported, took it away
+            return
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        if (before := signal.set_wakeup_fd(self._hub.bell, warn_on_full_buffer=False)) != -1:
+            signal.set_wakeup_fd(before)
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        self.wanted = True
+        self._hub.ring()
+        if self.doom or any(gone["kind"] == "exception" for gone in self.left.values()):
+            raise Stalled("SIGTERM after the job had failed")
+        if not self.in_loop and not self.unsaved:
+            self.preempted("SIGTERM outside of the training loop: nothing to save")
+
+    def preempted(self, text: str) -> NoReturn:
+        """The end after SIGTERM; whoever waits for this rank ends likewise."""
+        self.flight.words("terminated" if self.unsaved else "preempted", text)
+        self.close("preempted", text)
+        raise Preempted(text, 128 + signal.SIGTERM if self.unsaved else PREEMPTED)
+
+    def check(self, what: str, operation: int = 0, missing: Collection[int] = ()) -> None:
+        """Raise if the job is doomed, or if a rank has left that this operation would wait for: because it did not come
+        there, or because it came and is `missing` in the middle of it."""
+        if self.doom is not None:
+            self._taken = True
+            text = f"{what} failed on {self.world.name()}: {self.doom.text}"
+            raise (CommError if self.doom.kind == "lost" else Stalled)(text)
+        for rank, gone in list(self.left.items()):
+            if gone["operation"] < operation or rank in missing:
+                self._taken = True
+                text = f"{what} cannot go on: {self.world.name(rank)} left before it came there ({gone['why'][:500]})"
+                if gone["kind"] == "preempted":
+                    self.preempted(text)
+                raise CommError(text)
+
+    def settled(self, seconds: float, operation: int) -> bool:
+        """Whether the watch learns within that time why an operation failed."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.doom or any(gone["operation"] < operation for gone in list(self.left.values())):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def close(self, kind: str = "ended", why: str = "it ended") -> None:
+        """Say goodbye to those who may wait for this rank, and watch no more."""
+        if self._bye is None:
+            self._bye = {"kind": kind, "why": why, "operation": self.flight.operations, "rank": self.world.rank}
+            self._hub.ring()
+            if self._thread.is_alive():
+                self._said_bye.wait(2.0)
+
+    def stop(self) -> None:
+        """A job that is alone is over, and the process may go on to another."""
+        self.flight.words("ended", "")
+        self.close()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            atexit.unregister(self._leave)
+            self._hub.end()
+
+    def _leave(self) -> None:
+        """At exit: last words."""
+        if os.getpid() != self._pid:
+            return  # a child that was forked
+        with contextlib.suppress(ValueError):  # not the main thread
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as it ends, Python would make it deadly again
+        cause = getattr(sys, "last_value", None)
+        if cause is not None:
+            where = user_line(cause.__traceback__)
+            self.flight.words("exception", str(cause), type=type(cause).__name__, where=where)
+            self.close("exception", f"{type(cause).__name__}: {cause}")
+        self.flight.words("ended", "")
+        self.close()
+
+    def _forget(self) -> None:
+        """In a forked child, such as a loader worker: its parent's connections and signals are not its own."""
+        with contextlib.suppress(Exception):
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._hub.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        beat, said = 0.0, False
+        while not self._said_bye.is_set():
+            try:
+                self._hear()
+                now = time.monotonic()
+                if now - beat >= _EVERY:
+                    beat = now
+                    self.flight.pulse(self._health.pulse())
+                    self._tell()
+                self._look(now)
+            except Exception:  # noqa: BLE001 - a watch that ended would look like a dead rank to the others
+                if not said and not sys.is_finalizing():
+                    said = True
+                    _say(f"the watch of {self.world.name()} has a fault and goes on: {traceback.format_exc()}")
+                time.sleep(0.25)
+            if self._bye is not None:
+                self._hub.send(left=self._bye)
+                self._said_bye.set()
+
+    def _look(self, now: float) -> None:
+        """What may have to be done without anybody saying anything."""
+        if self.doom is None and self._bye is None:
+            if self._launcher is not None and is_gone(self._launcher):
+                text = f"{self.world.name()} is an orphan: its launcher (process {self._launcher.pid}) is gone"
+                self._pronounce(Doom("orphan", text, self.world.rank))
+            elif self.world.first:
+                self._judge_others(now)
+            elif 0 not in self.left:
+                self._judge_first(now)
+        if self.doom is not None and not self._taken and now > self._deadline and self._must_go():
+            self._end()
+        if now > self._to_save and not any(entry.kind == "save" for entry in list(self.flight.open)):
+            self._to_save = float("inf")
+            _say(f"no step boundary within {_TO_SAVE:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
+
+    def _judge_others(self, now: float) -> None:
+        unseen = set(range(self.world.size)) - set(self._hub.who)
+        if unseen and now - self._began > UNREACHABLE:
+            rank = min(unseen)
+            text = f"{self.world.name(rank)} ended without a word right after the roll call"
+            self._pronounce(Doom("lost", text, rank, {"how": "silent"}))
+            return
+        present = [beat for rank, beat in self._beats.items() if rank not in self.left]
+        verdict = judge(present, now, self.limits, self.world.name)
+        if verdict is not None and verdict.kind == "mismatch" and not self._confirmed(present, now):
+            return
+        if verdict is not None:
+            self._pronounce(self._with_state(Doom(verdict.kind, verdict.text, verdict.culprit)))
+
+    def _confirmed(self, beats: list[Beat], now: float) -> bool:
+        """Whether beats that came after the suspicion say the same: a rank may just have been held up for a while."""
+        where = str([(beat.rank, beat.operation, beat.what) for beat in beats if beat.waits])
+        if where != self._suspect[0]:
+            self._suspect = (where, now)
+        return now - self._suspect[1] > 1.5 * _EVERY
+
+    def _judge_first(self, now: float) -> None:
+        """Rank 0 judges the others; whether it is alive itself, the others must see."""
+        quiet = now - self._beats[0].heard
+        waits = [entry.kind for entry in list(self.flight.open) if entry.waits]
+        limits = self.limits
+        if quiet > (limits.stall if "collective" in waits else limits.silent if waits else limits.long) + 1:
+            text = f"{self.world.name(0)} has not answered for {quiet:.0f} s ({BLOCKED})"
+            self._doomed(self._with_state(Doom("stall", text, 0)))
+
+    def _with_state(self, doom: Doom) -> Doom:
+        """Whether a rank of this host that does not answer is stopped."""
+        who = self._hub.who.get(doom.culprit, {})
+        if who.get("boot") == this_host() and process_state(who["pid"])[0] in ("T", "t"):
+            text = doom.text.replace(BLOCKED, f"its process {who['pid']} is stopped by SIGSTOP")
+            return Doom(doom.kind, text, doom.culprit, {"how": "stopped"})
+        return doom
+
+    def _must_go(self) -> bool:
+        """Where a peer was lost, whoever does not wait for it may come to its own end, or to the next `check`."""
+        if self.doom is not None and self.doom.kind == "lost":
+            inside = self.flight.open[-1:]
+            return bool(inside and inside[0].waits and time.monotonic() - inside[0].began > _GRACE)
+        return True
+
+    def _pronounce(self, doom: Doom) -> None:
+        """Tell everybody (through rank 0), and act on it here."""
+        self._hub.send(doom=asdict(doom))
+        self._doomed(doom)
+
+    def _doomed(self, doom: Doom) -> None:
+        if self.doom is not None or self._bye is not None:
+            return
+        self._deadline = time.monotonic() + _GRACE
+        self.flight.words(doom.kind, doom.text, culprit=doom.culprit, **doom.facts)
+        stacks = self.stacks if doom.kind != "lost" else None
+        if stacks is not None:  # before the main thread can know, and raise
+            with contextlib.suppress(OSError), stacks.open("w") as out:
+                faulthandler.dump_traceback(out, all_threads=True)
+        self.doom = doom
+        _say(doom.text)
+        if stacks is not None and doom.culprit in (-1, self.world.rank):
+            _say(f"the Python stacks of {self.world.name()} are in {stacks}")
+
+    def _end(self) -> None:
+        _aside(sys.stdout.flush)
+        _aside(sys.stderr.flush)
+        os._exit(STALLED)
+
+    # What it says
+
+    def _tell(self) -> None:
+        beat = self._beats[self.world.rank] = self._beat()
+        self._hub.send(beat={} if self.world.first else asdict(beat))
+
+    def _beat(self) -> Beat:
+        now, flight = time.monotonic(), self.flight
+        inside, idle = list(flight.open), now - flight.progress
+        more: dict[str, Any] = {}
+        if inside:
+            entry = inside[-1]
+            more = {name: getattr(entry, name) for name in ("kind", "what", "detail", "where", "waits")}
+            more.update(age=now - entry.began, recent=list(flight.recent) if entry.waits else ())
+        if idle > 2 * _EVERY:
+            more.update(at=user_place(self._trainer), busy=self._health.busy(flight.progress))
+        return Beat(self.world.rank, now, flight.operations, idle=idle, step=flight.step, **more)
+
+    # What it hears
+
+    def _hear(self) -> None:
+        try:
+            for rank, message in self._hub.hear(0.25):
+                if rank >= 0:
+                    self._take(rank, message)
+                elif signal.SIGTERM in message["bell"] or self.wanted:
+                    self._want(f"SIGTERM came to {self.world.name()}")
+        except Gone as gone:
+            self._lost(gone.rank, gone.unreachable)
+
+    def _take(self, rank: int, message: dict[str, Any]) -> None:
+        if isinstance(who := message.get("who"), dict):
+            self._hub.who[rank] = who
+            self._beats[rank] = Beat(rank, time.monotonic())
+        if "beat" in message:
+            self._beats[rank] = Beat(**{**message["beat"], "rank": rank, "heard": time.monotonic()})
+        if "left" in message:
+            self.left[int(message["left"]["rank"])] = message["left"]
+            self._relay(rank, message)
+        if "doom" in message:
+            self._relay(rank, message)
+            self._doomed(self._seen_here(Doom(**message["doom"])))
+        if "wanted" in message:
+            self._want(message["wanted"])
+
+    def _relay(self, source: int, message: dict[str, Any]) -> None:
+        if self.world.first:
+            self._hub.send(apart=source, **message)
+
+    def _want(self, why: str) -> None:
+        """All ranks save at the next step boundary; said once."""
+        if self._told:
+            return
+        self.wanted = self._told = True
+        self._to_save = time.monotonic() + _TO_SAVE
+        self.flight.mark("SIGTERM", why)
+        self._hub.send(wanted=why)
+        if self.in_loop and self.doom is None:
+            _say(f"{why}: all ranks save at the next step boundary and end with exit code {PREEMPTED}")
+
+    def _lost(self, rank: int, unreachable: bool) -> None:
+        """A connection ended without a goodbye."""
+        if rank in self.left or self._bye is not None:
+            return
+        who, last, name = self._hub.who.get(rank, {}), self._beats[rank], self.world.name(rank)
+        if unreachable:
+            text, facts = f"the host of {name} does not answer any more", {"how": "unreachable"}
+        else:
+            facts = how_it_ended(who, self._health.oom_kills)
+            if facts == {"how": "exit", "code": 0}:  # in order, but without goodbye: os._exit
+                self._take(
+                    rank, {"left": {"rank": rank, "kind": "ended", "why": "it ended", "operation": last.operation}}
+                )
+                return
+            where = f", last seen at step {last.step} in {place(last)}" if last.at or last.where else ""
+            text = f"{name} {death(facts)}{where}"
+        doom = Doom("lost", text, rank, {**facts, **who})
+        if self.world.first:
+            self._pronounce(doom)
+        else:
+            self._doomed(doom)
+
+    def _seen_here(self, doom: Doom) -> Doom:
+        """A lost rank may be of this host: then how it ended can be seen here."""
+        if doom.kind == "lost" and doom.facts.get("how") == "silent":
+            facts = how_it_ended(doom.facts, self._health.oom_kills)
+            if facts["how"] != "silent":
+                text = f"{self.world.name(doom.culprit)} {death(facts)}"
+                return Doom("lost", text, doom.culprit, {**doom.facts, **facts})
+        return doom
+
+
+def _aside(work: Callable[[], object]) -> None:
+    """Do it in another thread, and do not wait long: whoever should read our output may not."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(1.0)
+
+
+def _say(text: str) -> None:
+    _aside(lambda: log.say(text))

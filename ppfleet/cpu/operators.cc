@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kernels.h"
+#include "paddle/common/ddim.h"
 #include "paddle/phi/api/all.h"
-#include "paddle/phi/core/dense_tensor.h"
 
 // Of the MKL that Paddle brings along.
 extern "C" void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a, int lda,
@@ -41,9 +41,20 @@ Tensor floats(std::vector<int64_t> shape) { return paddle::empty(shape, paddle::
 // The checks that keep a kernel from reading or writing past the end of a tensor. swap.py leaves what does not fit to
 // Paddle's own layers, so they fail only where an operator is called directly.
 
+bool is_contiguous(const Tensor& t) {
+  const auto shape = t.shape();
+  const auto& strides = t.strides();
+  int64_t step = 1;
+  for (int i = static_cast<int>(shape.size()) - 1; i >= 0; --i) {
+    if (shape[i] != 1 && strides[i] != step) return false;
+    step *= shape[i];
+  }
+  return true;
+}
+
 void expect(const Tensor& t, const std::vector<int64_t>& shape, const char* name) {
   PD_CHECK(t.initialized() && t.is_dense_tensor() && t.is_cpu() && t.dtype() == paddle::DataType::FLOAT32 &&
-               static_cast<const phi::DenseTensor*>(t.impl().get())->meta().is_contiguous(),
+               is_contiguous(t),
            "ppfleet: ", name, " must be a contiguous float32 tensor on the CPU");
   PD_CHECK(t.shape() == shape, "ppfleet: ", name, " has ", t.numel(), " elements in ", t.shape().size(),
            " dimensions, which do not fit the other inputs");

@@ -32,7 +32,8 @@ from ppfleet.checkpoint.settings import DEFAULTS, Settings
 from ppfleet.cpu.tuning import tune
 from ppfleet.data.loader import TRAINING, Collate, Loader, make_loader, seed_everything
 from ppfleet.data.sampler import mix
-from ppfleet.distributed.collectives import Comm, choose_device
+from ppfleet.distributed import devices
+from ppfleet.distributed.collectives import Comm
 from ppfleet.distributed.consistency import check_same
 from ppfleet.distributed.world import World
 from ppfleet.errors import PREEMPTED, FleetError
@@ -97,19 +98,20 @@ class Job:
         if on_nan not in ON_NAN:
             raise FleetError(f"on_nan={on_nan!r} is none of {', '.join(ON_NAN)}")
         self.world = World.from_env()
-        self.device = choose_device(device, self.world)
-        defaults = tune(self.world.local_size) if self.device == "cpu" else {}
+        row = devices.select(device)
+        self.device = paddle.get_device()
+        defaults = tune(self.world.local_size) if not row.is_accelerator else {}
         self.directory = Path(directory).absolute()  # a script may change its working directory
         self.seed, self.accumulate, self.on_nan = seed, accumulate, on_nan
         self.save_every, self.log_every = save_every, log_every
         self.flight = run_directory.open_flight(self.directory, self.world)
-        self.comm = Comm(self.world, self.device, self.flight, Limits(stall, stall_long))
+        self.comm = Comm(self.world, row, self.flight, Limits(stall, stall_long))
         if self.world.alone:
             self.comm.watch.start()
         self.comm.watch.stacks = self.directory / "logs" / f"rank{self.world.rank}.stacks"
         _crash_at_once()
         self.comm.watch.take_sigterm()
-        self.precision = Precision(amp, amp_dtype, self.comm.on_cards)
+        self.precision = Precision(amp, amp_dtype, row)
         self._place = Place()
         self._epochs = 0  # how many there are to be
         self._stepper: Stepper | None = None
@@ -129,7 +131,7 @@ class Job:
         # What was decided; printed and stored at the first step.
         self.settings = Settings(
             ranks=self.world.size,
-            device=self.device.partition(":")[0],
+            device=row.name,
             seed=seed,
             accumulate=accumulate,
             amp=str(self.precision),
@@ -177,9 +179,10 @@ class Job:
             raise FleetError("job.prepare was called before: a job trains one model with one optimizer")
         if isinstance(net, paddle.DataParallel):
             raise FleetError("give job.prepare the plain model: it applies paddle.DataParallel itself")
-        if self.comm.on_cards:
+        if self.comm.device.is_accelerator:
             net.to(device=self.device)
-            net = nn.SyncBatchNorm.convert_sync_batchnorm(net) if not self.world.alone else net
+            if self.comm.device.has_sync_batch_norm and not self.world.alone:
+                net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
         elif fast_cpu:
             with self.flight.during("work", "compiling of operators"):
                 self.settings[DEFAULTS]["operators"] = cpu.fast_cpu(net)
@@ -189,9 +192,10 @@ class Job:
         check_same(self.comm, "settings of the optimizer", settings)
         self.precision.wrap(net, optimizer)
         statistics = batch_norm_statistics(net)
-        if statistics and not self.comm.on_cards and not self.world.alone:
+        if statistics and not self.comm.device.has_sync_batch_norm and not self.world.alone:
             log.info(
-                "BatchNorm has no sync kernel on a CPU: each rank normalises by its own batch; statistics are averaged"
+                f"BatchNorm is not synchronised on a {self.comm.device.title}: each rank normalises by its own batch, "
+                f"and the running statistics are averaged"
             )
         self._net = net  # the user's own; what prepare returns may be wrapped
         wrapped = net if self.world.alone else paddle.DataParallel(net)

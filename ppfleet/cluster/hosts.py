@@ -7,7 +7,6 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ppfleet.errors import WorldError
 
@@ -101,8 +100,3 @@ def start_port(env: Mapping[str, str]) -> int:
                 raise WorldError(f"{name}={text} is no port from 1025 to 64999")
             return int(text)
     return 0
-
-
-def cards() -> int:
-    """How many NVIDIA cards Linux shows; nothing is loaded for it."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))

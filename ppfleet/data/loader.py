@@ -25,6 +25,7 @@ from ppfleet import log
 from ppfleet.data import threads
 from ppfleet.data.digest import digest
 from ppfleet.data.sampler import WHOLE_STREAM, Batch, Plan, check_ends, mix
+from ppfleet.distributed import devices
 from ppfleet.errors import DataError, FleetError, named
 
 Collate = Callable[[Sequence[Any]], Any]
@@ -38,26 +39,19 @@ def seed_everything(number: int) -> None:
     """Seed what data sets and augmentation draw from: `random`, `numpy.random` and Paddle's generator."""
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
-    for generator in _generators():
+    for generator in devices.current().generators():
         generator.manual_seed(number >> 33)
 
 
 @contextmanager
 def _own_numbers() -> Iterator[None]:
     """Draw samples in here: Paddle's generator, which dropout draws from as well, is left as it was."""
-    states = [(generator, generator.get_state()) for generator in _generators()]
+    states = [(generator, generator.get_state()) for generator in devices.current().generators()]
     try:
         yield
     finally:
         for generator, state in states:
             generator.set_state(state)
-
-
-def _generators() -> list[Any]:
-    """Paddle's, that of the CPU and that of the card in use. A loader worker uses none, and must not touch one."""
-    core, (kind, _, card) = paddle.framework.core, paddle.get_device().partition(":")
-    cards = [core.default_cuda_generator(int(card))] if kind == "gpu" else []
-    return [core.default_cpu_generator(), *cards]
 
 
 class Loader:

@@ -1,4 +1,4 @@
-"""Talking to the other ranks: device and backend chosen here and nowhere else; the identity when alone.
+"""Talking to the other ranks; the identity when alone.
 
 Three ways are used. Tensors go through collectives (gloo on CPU, NCCL on cards). Waiting for somebody who may take
 long goes through rank 0's TCP store: gloo gives up after 30 s, the store waits as long as it takes, can be
@@ -21,6 +21,7 @@ import paddle.distributed as dist
 
 from ppfleet import errors, log
 from ppfleet.distributed import handshake, store, wire
+from ppfleet.distributed.devices import Device
 from ppfleet.distributed.shared_memory import Shared, share
 from ppfleet.distributed.world import World
 from ppfleet.errors import CommError, MismatchError, WorldError
@@ -30,40 +31,22 @@ from ppfleet.watchdog.recorder import Entry, Flight
 from ppfleet.watchdog.watchdog import Watch
 
 T = TypeVar("T")
-DEVICES = ("auto", "cpu", "gpu")
 _SAY_AFTER = 10.0  # seconds of waiting before a message says for whom
 _TO_LEARN = 2.0  # seconds for the watch to learn why an operation failed
 _INLINE = 1 << 16  # bytes of a gathered value that go through the store, which refuses more than about 12 MB
 _RESULT = 1 << 12  # the same of a result of rank 0, which stays in the store
 _PIECE = 1 << 26  # bytes of a larger value in one collective: far from gloo's time limit
 _PLAIN, _LARGE, _FAULT = b"=", b"#", b"!"  # what follows in the store: the value, its length, why it cannot be sent
-# What gloo cannot add up: float16 comes back as inf, the others end the process.
-_GLOO_REFUSES = ("float16", "int16", "complex64", "complex128")
-
-
-def choose_device(device: str, world: World) -> str:
-    """`auto` is a card where there is one, else the CPU. Makes it Paddle's current device and returns its name."""
-    if device not in DEVICES:
-        raise WorldError(f"device={device!r} is none of {', '.join(DEVICES)}")
-    cards = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
-    if device == "gpu" and not cards:
-        why = "no NVIDIA card is visible" if paddle.is_compiled_with_cuda() else "this is the CPU build of PaddlePaddle"
-        raise WorldError(f"device='gpu', but {why}; take device='cpu', or 'auto' to use a card where there is one")
-    if not cards or device == "cpu":
-        paddle.set_device("cpu")
-        return "cpu"
-    # The launcher says which card is this rank's; without it, the first.
-    name = f"gpu:{os.environ.get('FLAGS_selected_gpus', '0').split(',')[0]}"  # noqa: SIM112
-    paddle.set_device(name)
-    return name
 
 
 class Comm:
-    """The collectives of one job. `Comm(World(), "cpu")` is a job of one, in which every call is the identity."""
+    """The collectives of one job. `Comm(World(), CPU)` is a job of one, in which every call is the identity."""
 
-    def __init__(self, world: World, device: str, flight: Flight | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, world: World, device: Device, flight: Flight | None = None, limits: Limits | None = None
+    ) -> None:
         self.world = world
-        self.on_cards = device != "cpu"
+        self.device = device
         self.flight = flight or Flight()
         self.watch = Watch(world, self.flight, limits)
         self._compared: set[tuple[str, str]] = set()
@@ -76,8 +59,8 @@ class Comm:
                 "init_parallel_env was already called: `ppfleet.Job` does that itself, once in a process; "
                 "remove the other call, or the other Job"
             )
-        if not self.on_cards:
-            os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
+        if not device.is_accelerator:
+            os.environ["PADDLE_DISTRI_BACKEND"] = device.backend
         if is_orphan():
             raise WorldError(
                 f"{world.name()} was started by Paddle's launcher, which is gone: nobody would end this job"
@@ -106,11 +89,8 @@ class Comm:
         if self.world.alone:
             return tensor
         dtype = str(tensor.dtype).rpartition(".")[2]
-        if not self.on_cards and dtype in _GLOO_REFUSES:
-            raise CommError(
-                f"{what}: gloo cannot add up {dtype} (float16 overflows, int16 and complex end the process); "
-                f"cast to float32 or int64 first"
-            )
+        if dtype in self.device.cannot_sum:
+            raise CommError(f"{what}: {self.device.backend} cannot sum {dtype}; cast to float32 or int64 first")
         with self._together(what, tensor, checked):
             dist.all_reduce(tensor)
         return tensor

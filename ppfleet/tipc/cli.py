@@ -16,6 +16,7 @@ from argparse import ArgumentTypeError, Namespace
 
 from ppfleet.cli import Parser, number
 from ppfleet.cluster import hosts
+from ppfleet.distributed.devices import GPU
 from ppfleet.errors import ConfigError, FleetError, WorldError
 from ppfleet.tipc import config as tipc
 from ppfleet.tipc import lint, plan
@@ -127,7 +128,7 @@ def here(o: Namespace, config: tipc.Config | None) -> Here:
     nodes = config.nodes() if config and o.mode != "whole_infer" else ()
     address = hosts.own(nodes) if nodes else ""
     return Here(
-        cards=o.device == "gpu" or (o.device == "auto" and hosts.cards() > 0),
+        cards=o.device == "gpu" or (o.device == "auto" and GPU.files() > 0),
         why="--device cpu" if o.device == "cpu" else "no card here",
         address=address,
         interface=hosts.interface_of(address) if address else "",

@@ -60,7 +60,7 @@ class Exchange:
         self.lent = False  # whether the optimizer only reads gradients: the sum in shared memory is everybody's
         self._probes = 0
         self._frozen = [p for p in self.parameters if not p.trainable]
-        self._travels = not comm.world.alone and not comm.on_cards
+        self._travels = not comm.world.alone and not comm.device.overlaps_exchange
         self.statistics = statistics if self._travels else []
         moved = [*self.parameters, *statistics] if self._travels else []
         lengths = [int(tensor.size) for tensor in moved]
@@ -91,7 +91,7 @@ class Exchange:
         if self._gradients is not None:
             tail[vitals:] = self._collect(gradients)
             finite = finite and math.isfinite(float(self._gradients.sum()))
-        elif not self.comm.on_cards:
+        elif not self.comm.device.overlaps_exchange:
             finite = finite and self._all_finite(gradients)
         probed, total = self._probe()
         mine = loss if math.isfinite(loss) else 0.0, not finite, rate, self.comm.watch.wanted, total

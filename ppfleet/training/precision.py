@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from ppfleet.distributed.devices import Device
 from ppfleet.errors import FleetError
 
 LEVELS = ("O0", "O1", "O2")
@@ -22,14 +23,16 @@ class Precision:
     Paddle has no autocast on a CPU: there every level is O0, and `note` says so.
     """
 
-    def __init__(self, level: str, dtype: str | None, on_cards: bool) -> None:
+    def __init__(self, level: str, dtype: str | None, device: Device) -> None:
         if level not in LEVELS:
             raise FleetError(f"amp={level!r} is none of {', '.join(LEVELS)}")
         if dtype not in (None, *DTYPES):
             raise FleetError(f"amp_dtype={dtype!r} is none of {', '.join(DTYPES)}")
-        self.level = level if on_cards else "O0"
+        self.level = level if device.has_autocast else "O0"
         self.dtype = dtype or "float16"
-        self.note = f"amp={level} has no effect: Paddle has no autocast on a CPU, this job computes in float32"
+        self.note = (
+            f"amp={level} has no effect: Paddle has no autocast on a {device.title}, this job computes in float32"
+        )
         if self.level == level:
             self.note = ""
         # bfloat16 has float32's range and needs no scaling; a disabled scaler passes everything through.

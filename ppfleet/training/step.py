@@ -49,7 +49,7 @@ class Stepper:
         self.called = False
         if isinstance(self.net, paddle.DataParallel):
             # On cards Paddle's reducer overlaps with the last backward pass of a step; on gloo it must never run.
-            self.net.grad_need_sync = self.comm.on_cards and self.done == self.group - 1
+            self.net.grad_need_sync = self.comm.device.overlaps_exchange and self.done == self.group - 1
 
     def backward(self, loss: Any, where: str) -> None:
         if self.called:
@@ -68,7 +68,7 @@ class Stepper:
         self.called = True
         self._sum += float(loss.item()) * self.share
         scaled = self.precision.scaler.scale(loss * self.share if self.group > 1 else loss)
-        if self.comm.on_cards and not self.comm.world.alone and self.net.grad_need_sync:
+        if self.comm.device.overlaps_exchange and not self.comm.world.alone and self.net.grad_need_sync:
             with self.comm.overlapped("backward and all-reduce"):  # Paddle's reducer waits for the others in there
                 scaled.backward()
         else:
@@ -136,7 +136,7 @@ class Stepper:
         self._clear()
 
     def _finite(self, vitals: Vitals) -> bool:
-        if not vitals.bad and self.comm.on_cards and not self.precision.scaling:
+        if not vitals.bad and self.comm.device.overlaps_exchange and not self.precision.scaling:
             # Here the gradients are summed already: whose they were cannot be told any more. A scaler looks itself.
             return self.exchange.reduced_finite()
         return not vitals.bad

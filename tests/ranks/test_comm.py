@@ -8,11 +8,12 @@ from tests.harness import free_ports, run, run_raising, start
 
 
 def make():
-    from ppfleet.distributed.collectives import Comm, choose_device
+    from ppfleet.distributed import devices
+    from ppfleet.distributed.collectives import Comm
     from ppfleet.distributed.world import World
 
     world = World.from_env()
-    return Comm(world, choose_device("cpu", world))
+    return Comm(world, devices.select("cpu"))
 
 
 def collectives():

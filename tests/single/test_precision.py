@@ -51,7 +51,9 @@ def plumbing():
             return {"low": self.inside(x).astype("bfloat16"), "pair": (x.astype("float16"), x.astype("int64"))}
 
     net = Low()
-    precision = Precision("O1", "bfloat16", on_cards=True)
+    from ppfleet.distributed.devices import CPU, GPU
+
+    precision = Precision("O1", "bfloat16", GPU)
     precision.wrap(net, None)
     out = net(paddle.ones([2, 4]))
     own = plain(net)
@@ -67,8 +69,8 @@ def plumbing():
         "calls": len(asked),
         "scaling": [
             precision.scaling,
-            Precision("O2", None, on_cards=True).scaling,
-            Precision("O1", None, on_cards=False).scaling,
+            Precision("O2", None, GPU).scaling,
+            Precision("O1", None, CPU).scaling,
         ],
         "name": str(precision),
     }

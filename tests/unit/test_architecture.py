@@ -12,7 +12,7 @@ MAY_IMPORT = {
     "cli": set(),
     "watchdog": {"cluster"},
     "distributed": {"watchdog"},
-    "data": set(),
+    "data": {"distributed"},
     "training": {"data", "distributed"},
     "checkpoint": {"training", "data", "distributed", "watchdog"},
     "evaluation": {"training", "data", "distributed", "checkpoint"},
@@ -21,15 +21,15 @@ MAY_IMPORT = {
     "job": {"training", "data", "evaluation", "checkpoint", "export", "distributed", "watchdog", "cpu"},
     "metrics": {"evaluation"},
     "inplace": {"data"},
-    "commands": {"cli", "cluster", "html", "watchdog", "checkpoint", "evaluation"},
-    "tipc": {"cli", "cluster", "html", "checkpoint"},
+    "commands": {"cli", "cluster", "html", "watchdog", "distributed", "checkpoint", "evaluation"},
+    "tipc": {"cli", "cluster", "html", "distributed", "checkpoint"},
     "errors": set(),
     "log": set(),
     "_version": set(),
     "__main__": set(),
 }
 # Modules of these are read by commands and by the deployed script's tests; of training nothing is.
-OF_RUNS = {"checkpoint": {"files", "manifest", "history"}, "evaluation": {"confusion"}}
+OF_RUNS = {"distributed": {"devices"}, "checkpoint": {"files", "manifest", "history"}, "evaluation": {"confusion"}}
 
 
 @pytest.fixture(scope="module")

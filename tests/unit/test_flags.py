@@ -15,9 +15,9 @@ def own(hosts, env):
     raise WorldError("none of them is an address of this machine")
 
 
-def machine(cards=0, cuda=False, env=None):
+def machine(cards=0, built=False, env=None):
     found = {"192.168.0.2": "eth7", "127.0.0.2": "lo"}
-    return Machine(cards, cuda, env or {}, own, lambda host: found.get(host, ""))
+    return Machine(cards, built, env or {}, own=own, interface_of=lambda host: found.get(host, ""))
 
 
 def translated(*words, **more):
@@ -119,13 +119,13 @@ def test_wrong_start_port_of_the_environment(capsys):
 
 
 def test_on_cards():
-    launch = translated("--gpus=0,1", cards=2, cuda=True)
+    launch = translated("--gpus=0,1", cards=2, built=True)
     assert launch.env == {} and launch.notes == ()
-    assert "--nproc_per_node=1" not in translated(cards=2, cuda=True).arguments  # Paddle takes all cards
+    assert "--nproc_per_node=1" not in translated(cards=2, built=True).arguments  # Paddle takes all cards
 
 
 def test_more_cards_than_there_are(capsys):
-    assert "--gpus=0,5, but this machine has 2 cards" in refused(capsys, "--gpus=0,5", cards=2, cuda=True)
+    assert "--gpus=0,5, but this machine has 2 cards" in refused(capsys, "--gpus=0,5", cards=2, built=True)
 
 
 def test_a_cards_command_on_a_cpu_says_so():

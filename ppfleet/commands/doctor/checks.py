@@ -18,6 +18,7 @@ import psutil
 from ppfleet._version import __version__
 from ppfleet.cluster import hosts
 from ppfleet.cluster.ports import port_holder
+from ppfleet.distributed.devices import GPU
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 _SHM_LEAST, _FILES_LEAST, _DISK_LEAST = 512 << 20, 4096, 2 << 30
@@ -124,7 +125,7 @@ def versions() -> dict[str, str]:
         "PaddlePaddle": _paddle_version(),
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "ppfleet": __version__,
-        "cards": str(hosts.cards()),
+        "cards": str(GPU.files()),
     }
 
 

@@ -14,7 +14,6 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from ppfleet.commands.launch import env_secrets
 from ppfleet.commands.launch.flags import Launch, Machine, translate
 from ppfleet.commands.launch.ps_roles import Roles
 from ppfleet.commands.why import cause
+from ppfleet.distributed.devices import GPU
 from ppfleet.errors import PREEMPTED, CommError, FleetError
 
 _GRACE = 40.0  # seconds: Paddle's launcher gives its trainers 30
@@ -56,12 +56,7 @@ def say(text: str) -> None:
 
 def this_machine() -> Machine:
     """Which Paddle is installed and which cards there are, without loading it."""
-    try:
-        distribution("paddlepaddle-gpu")
-        cuda = True
-    except PackageNotFoundError:
-        cuda = False
-    return Machine(cards=hosts.cards(), cuda=cuda, env=dict(os.environ))
+    return Machine(cards=GPU.files(), built=GPU.has_wheel(), env=dict(os.environ))
 
 
 def check_here(launch: Launch) -> None:

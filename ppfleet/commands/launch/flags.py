@@ -18,6 +18,7 @@ from typing import Callable
 from ppfleet.cli import Parser, number
 from ppfleet.cluster import hosts
 from ppfleet.cluster.rendezvous import UNKNOWN
+from ppfleet.distributed.devices import CPU, DEVICES, GPU, Device
 from ppfleet.errors import WorldError
 
 # The environment's word for the same things, which would override the flags in silence.
@@ -46,10 +47,11 @@ class Machine:
     """What the translation must know of this machine and its Paddle."""
 
     cards: int = 0  # as the driver shows them
-    cuda: bool = False  # whether this Paddle can use them
+    built: bool = False  # whether this Paddle can use them
     env: Mapping[str, str] = field(default_factory=dict)
     own: Callable[[Sequence[str], Mapping[str, str]], str] = hosts.own
     interface_of: Callable[[str], str] = hosts.interface_of
+    accelerator: Device = GPU
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,9 @@ class _Translation:
         host = self._host(nodes)
         arguments = [f"--ips={','.join(nodes)}", f"--host={host}"] if nodes else []
         arguments += self._master()
-        count = len(devices) or o.nproc_per_node or (1 if not self.machine.cuda else 0)
+        count = len(devices) or o.nproc_per_node or (1 if not self.machine.built else 0)
         if devices:
-            arguments.append(f"--gpus={','.join(devices)}")
+            arguments.append(f"{self.machine.accelerator.launch_flag}={','.join(devices)}")
             self._without_cards(devices)
         elif count:
             arguments.append(f"--nproc_per_node={count}")
@@ -202,8 +204,9 @@ class _Translation:
         for name in without:
             if name not in ("POD_IP", "PADDLE_START_PORT"):
                 self.notes.append(f"{name}={self.machine.env[name]} of the environment is left out: the flags decide")
-        if self.machine.env.get("CUDA_VISIBLE_DEVICES") == "" and "CUDA_VISIBLE_DEVICES" not in self.env:
-            without.append("CUDA_VISIBLE_DEVICES")  # an empty one makes Paddle's launcher fail
+        visible = self.machine.accelerator.visible_variable
+        if self.machine.env.get(visible) == "" and visible not in self.env:
+            without.append(visible)  # an empty one makes Paddle's launcher fail
         return Launch(
             tuple(arguments), (o.script, *o.arguments), self.env, tuple(without), nodes, host, ports, meeting_port,
             o.log_dir, tuple(self.notes), o.restarts, o.wait, o.dry_run, workers,
@@ -245,18 +248,21 @@ class _Translation:
             raise WorldError(
                 f"--gpus={self.o.gpus} is {len(devices)} processes, --nproc_per_node={self.o.nproc_per_node}"
             )
-        if self.machine.cuda and self.machine.cards and max(map(int, devices)) >= self.machine.cards:
+        if self.machine.built and self.machine.cards and max(map(int, devices)) >= self.machine.cards:
             raise WorldError(f"--gpus={self.o.gpus}, but this machine has {self.machine.cards} cards, numbered from 0")
         return devices
 
     def _without_cards(self, devices: list[str]) -> None:
         """A card's command on a machine without: as many CPU processes, and said so."""
-        if self.machine.cuda and self.machine.cards:
+        if self.machine.built and self.machine.cards:
             return
-        why = "no card here" if self.machine.cuda or not self.machine.cards else "this is the CPU build of PaddlePaddle"
+        why = (
+            "no card here" if self.machine.built or not self.machine.cards else "this is the CPU build of PaddlePaddle"
+        )
         many = f"{len(devices)} CPU processes" if len(devices) > 1 else "a CPU process"
         self.notes.append(f"{why}: --gpus={','.join(devices)} starts {many}")
-        self.env.update(CUDA_VISIBLE_DEVICES=",".join(devices), PADDLE_DISTRI_BACKEND="gloo")
+        self.env[self.machine.accelerator.visible_variable] = ",".join(devices)
+        self.env["PADDLE_DISTRI_BACKEND"] = CPU.backend
 
     def _start_port(self) -> int:
         return int(self.o.start_port or hosts.start_port(self.machine.env) or hosts.DEFAULT_PORT)
@@ -284,6 +290,6 @@ class _Translation:
         """gloo, and NCCL, take the host name's address unless they are told the interface."""
         if len(nodes) < 2 or not (interface := self.machine.interface_of(host)):
             return
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for name in (device.interface_variable for device in DEVICES.values()):
             if not self.machine.env.get(name):
                 self.env[name] = interface

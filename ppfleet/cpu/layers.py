@@ -222,7 +222,7 @@ def _stem(self: Any, x: Any) -> Any:
 
 
 def _batch_norm(self: Any, x: Any) -> Any:
-    made = _normalised(self, None, x) if usable(x) else None
+    made = _normalised(self, None, x)
     return type(self).forward(self, x) if made is None else made
 
 
@@ -231,15 +231,20 @@ def _normalised(norm: Any, act: Any, x: Any, convolution: Any = None) -> Any:
 
     None if something does not fit: nothing is computed then.
     """
-    found = (None, x.shape) if convolution is None else _fitting_weight(convolution, x)
-    statistics = None if found is None else _fitting_statistics(norm, found[1])
-    if found is None or statistics is None:
+    if convolution is None:
+        found = (None, x.shape) if usable(x) else None
+    else:
+        found = _fitting_weight(convolution, x)
+    is_stem = convolution is not None and _fast_forward(convolution) is _stem
+    if found is None or (is_stem and not x.stop_gradient):  # the stem's operator has no gradient for images
+        return None
+    statistics = _fitting_statistics(norm, found[1])
+    if statistics is None:
         return None
     how = float(norm._momentum), float(norm._epsilon), _ACTS.get(type(act), 0), _of_batch(norm)
     if convolution is None:
         return run("batch_norm", x, *statistics, *how)
-    name = "stem_norm" if _fast_forward(convolution) is _stem else "convolution_norm"
-    return run(name, x, found[0], *statistics, *convolution._plain, *how)
+    return run("stem_norm" if is_stem else "convolution_norm", x, found[0], *statistics, *convolution._plain, *how)
 
 
 def _sequence(self: Any, x: Any) -> Any:
@@ -251,7 +256,7 @@ def _sequence(self: Any, x: Any) -> Any:
         place = 0 if convolution is None else 1
         norm = layers[place] if place < len(layers) and _fast_forward(layers[place]) is _batch_norm else None
         biased = convolution is not None and convolution.bias is not None
-        if norm is None or biased or not usable(x) or (kind is _stem and not x.stop_gradient):
+        if norm is None or biased:
             x = layers.pop(0)(x)
             continue
         act = layers[place + 1] if place + 1 < len(layers) and type(layers[place + 1]) in _ACTS else None

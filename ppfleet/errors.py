@@ -54,6 +54,10 @@ class CheckpointError(FleetError):
     """A checkpoint cannot be written, or does not verify, or does not fit the model."""
 
 
+class OutputError(FleetError):
+    """A file cannot be written."""
+
+
 class ExportError(FleetError):
     """A model cannot be exported, or its static form answers differently."""
 

@@ -119,6 +119,7 @@ class Job:
         self._run = run_directory.RunDir(self.directory, keep, existing)
         self._owns_directory = False  # whether what it holds is of this run
         self.comm.on_first(self._run.take, "opening of the run directory")
+        self.flight.remove_old()
         try:
             log.set_up(self.directory / "logs", self.world.rank)
         except OSError as failure:

@@ -23,7 +23,7 @@ from models.mobilenet_v3_small.augment import STEPS
 from models.mobilenet_v3_small.net import MobileNetV3Small, load_weights
 from ppfleet import cli, log
 from ppfleet.checkpoint import tensors
-from ppfleet.checkpoint.files import json_bytes, replace_file, write
+from ppfleet.checkpoint.files import json_bytes, replace_file
 from ppfleet.cli import number
 from ppfleet.data.loader import Loader
 from ppfleet.distributed.consistency import check_same
@@ -118,7 +118,7 @@ def options_used(o: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def write_json(path: Path, facts: dict[str, Any]) -> None:
-    replace_file(path, lambda part: write(part, json_bytes(facts)))
+    replace_file(path, json_bytes(facts))
 
 
 def show(job: ppfleet.Job, seen: Confusion, val: list[data.Sample], root: str, of: str, last: bool = True) -> None:

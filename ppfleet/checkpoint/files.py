@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable
 
-from ppfleet.errors import CheckpointError
+from ppfleet.errors import FleetError, OutputError
 
 TEMPORARY = ".tmp-"
 ODD = "backslashreplace"  # for file names that are no text; in JSON it makes the very escape that stands for them
@@ -38,7 +38,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write and flush to the disk."""
     with path.open("wb") as stream:
         stream.write(data)
@@ -46,27 +46,30 @@ def write(path: Path, data: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def replace_file(path: Path, writer: Writer) -> None:
+def replace_file(path: Path, content: bytes | Writer, error: type[FleetError] = OutputError) -> None:
     """Write a single file so that a reader sees the old one or the new one, never a part."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
-        writer(temporary)
-        sync(temporary)
+        if callable(content):
+            content(temporary)
+            sync(temporary)
+        else:
+            write_bytes(temporary, content)
         temporary.replace(path)
     except OSError as failure:
         temporary.unlink(missing_ok=True)
-        raise CheckpointError(disk_message(failure, path)) from failure
+        raise error(disk_message(failure, path)) from failure
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
 def disk_message(failure: OSError, path: Path) -> str:
-    """What an OSError means for somebody who wanted to save."""
+    """What an OSError means for somebody who wanted to write there."""
     advice = {
         errno.ENOSPC: "the disk is full: make room, or write to another output directory",
         errno.EDQUOT: "the disk quota is used up: make room, or write to another output directory",
         errno.EROFS: "the file system is read-only: choose another output directory",
         errno.EACCES: "no permission to write there: choose another output directory",
     }.get(failure.errno or 0, failure.strerror or str(failure))
-    return f"cannot write {failure.filename or path}: {advice}. Earlier checkpoints are untouched"
+    return f"cannot write {failure.filename or path}: {advice}"

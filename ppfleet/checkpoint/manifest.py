@@ -10,6 +10,7 @@ renamed into place. Whatever happens before the rename, the earlier checkpoints 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -19,11 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppfleet.checkpoint.files import TEMPORARY, Writer, digest, disk_message, sync
+from ppfleet.checkpoint.files import TEMPORARY, digest, disk_message, sync, write_bytes
 from ppfleet.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+UNTOUCHED = ". Earlier checkpoints are untouched"
 PARTS = ("model.safetensors", "optimizer.safetensors", "state.json")
 _NAME = re.compile(r"(\d{6,})-step-\d+$")  # a serial number: the newest is the one written last
 
@@ -39,15 +41,15 @@ class Found:
 def write(
     root: Path,
     step: int,
-    files: Mapping[str, Writer],
+    files: Mapping[str, bytes],
     keep: int = 3,
     best: bool = False,
     replaces: Path | None = None,
 ) -> Path:
-    """Write a checkpoint of the given files (each by its own writer) below `root`; link it as latest (and best).
+    """Write a checkpoint of the given files below `root`; link it as latest (and best).
 
     Afterwards only the newest `keep` and the best remain, without the one that it `replaces`; the new one has been
-    verified by then.
+    read back and compared with `files` by then.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -70,7 +72,7 @@ def write(
             _remove(replaces)
         _prune(root, keep)
     except OSError as failure:
-        raise CheckpointError(disk_message(failure, root)) from failure
+        raise CheckpointError(disk_message(failure, root) + UNTOUCHED) from failure
     return target
 
 
@@ -123,19 +125,17 @@ def newest(root: Path) -> Found:
     return Found(None)
 
 
-def _write_files(directory: Path, files: Mapping[str, Writer]) -> None:
+def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
     entries = {}
-    for name, writer in files.items():
+    for name, data in files.items():
         part = directory / name
         try:
-            writer(part)
-            sync(part)
+            write_bytes(part, data)
         except OSError as failure:
-            raise CheckpointError(disk_message(failure, part)) from failure
-        entries[name] = {"bytes": part.stat().st_size, "sha256": digest(part)}
-    manifest = directory / MANIFEST
-    manifest.write_text(json.dumps({"format": FORMAT, "files": entries}, indent=1), encoding="utf-8")
-    sync(manifest)
+            raise CheckpointError(disk_message(failure, part) + UNTOUCHED) from failure
+        # Of the data in memory: reading the file back, as verify does, then proves what was written.
+        entries[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    write_bytes(directory / MANIFEST, json.dumps({"format": FORMAT, "files": entries}, indent=1).encode())
     sync(directory)
 
 

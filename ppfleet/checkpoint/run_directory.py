@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -86,28 +87,27 @@ class RunDir:
             self._lock = None
 
     def write_settings(self, text: str) -> None:
-        files.replace_file(self.path / "settings.json", lambda path: files.write(path, text.encode(errors=files.ODD)))
+        files.replace_file(self.path / "settings.json", text.encode(errors=files.ODD))
 
-    def save(self, net: Any, moments: tensors.Arrays, facts: dict[str, Any], replaces: Path | None = None) -> Path:
+    def save(
+        self, net: Any, model: bytes, optimizer: bytes, facts: dict[str, Any], replaces: Path | None = None
+    ) -> Path:
         """One checkpoint, and latest.pdparams (best.pdparams) beside it; the one that it `replaces` is removed."""
-        best = bool(facts["is_best"])
-        model, optimizer = tensors.to_bytes(tensors.model_arrays(net)), tensors.to_bytes(moments)
-        writers: dict[str, files.Writer] = {
-            "model.safetensors": lambda path: files.write(path, model),
-            "optimizer.safetensors": lambda path: files.write(path, optimizer),
-            "state.json": lambda path: files.write(path, json.dumps(facts, indent=1).encode()),
-        }
-        written = manifest.write(self.checkpoints, int(facts["step"]), writers, self.keep, best, replaces)
+        parts = (model, optimizer, json.dumps(facts, indent=1).encode())
+        best, step = bool(facts["is_best"]), int(facts["step"])
+        written = manifest.write(self.checkpoints, step, dict(zip(manifest.PARTS, parts)), self.keep, best, replaces)
         self._write_weights(net, facts)
         return written
 
     def _write_weights(self, net: Any, facts: dict[str, Any]) -> None:
         """For other tools, which read no checkpoints: the weights, and the card that says what they mean."""
-        weights, card = net.state_dict(), files.json_bytes(facts["card"])
+        latest = self.path / "latest.pdparams"
         if facts["card"]:
-            files.replace_file(self.path / CARD, lambda path: files.write(path, card))
-        for name in ("latest", "best") if facts["is_best"] else ("latest",):
-            files.replace_file(self.path / f"{name}.pdparams", lambda path: paddle.save(weights, str(path)))
+            files.replace_file(self.path / CARD, files.json_bytes(facts["card"]), CheckpointError)
+        files.replace_file(latest, lambda path: paddle.save(net.state_dict(), str(path)), CheckpointError)
+        if facts["is_best"]:
+            # A second name of the same file: the next latest.pdparams is a new file, this one stays.
+            files.replace_file(self.path / "best.pdparams", lambda path: _same_file(latest, path), CheckpointError)
 
     def mend(self, source: Path, net: Any, facts: dict[str, Any]) -> None:
         """After a resume from the newest checkpoint: redo what a kill right after its rename may have left undone."""
@@ -137,6 +137,14 @@ class RunDir:
             path = found.path
         own = path is not None and path.resolve().parent == self.checkpoints.resolve()
         return (str(path) if path else None), own
+
+
+def _same_file(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)  # of a run that was killed halfway
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
 
 
 def open_flight(path: Path, world: World) -> Flight:

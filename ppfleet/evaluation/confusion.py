@@ -21,7 +21,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ppfleet.checkpoint.files import json_bytes, replace_file, write
+from ppfleet.checkpoint.files import json_bytes, replace_file
 
 NAME = "evaluation.json"
 FORMAT = 1
@@ -78,7 +78,7 @@ class Seen:
                 "pairs": [[*pair, count] for pair, count in sorted(self.pairs.items())],
                 "mistakes": [asdict(mistake) for mistake in shown],
             }
-            replace_file(job.directory / NAME, lambda path: write(path, json_bytes(facts)))
+            replace_file(job.directory / NAME, json_bytes(facts))
 
         job.comm.on_first(on_first, f"writing of {NAME}")
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from ppfleet.checkpoint.files import ODD, json_bytes, replace_file
-from ppfleet.checkpoint.files import write as write_bytes
-from ppfleet.errors import CheckpointError
 from ppfleet.tipc import page
 
 if TYPE_CHECKING:
@@ -91,14 +89,11 @@ def of_node(directory: Path, token: str) -> dict[str, Any] | None:
 
 
 def write(directory: Path, facts: dict[str, Any]) -> None:
-    """All forms; an OSError where that cannot be done."""
+    """All forms; an OutputError where that cannot be done."""
     page_text = page.html(facts, problems(facts)).encode(errors=ODD)
     directory.mkdir(parents=True, exist_ok=True)
     for name, data in ((JSON, json_bytes(facts)), (JUNIT, junit(facts)), (PAGE, page_text)):
-        try:
-            replace_file(directory / name, lambda part, data=data: write_bytes(part, data))  # type: ignore[misc]
-        except CheckpointError as failure:
-            raise failure.__cause__ or failure from None
+        replace_file(directory / name, data)
 
 
 def junit(facts: dict[str, Any]) -> bytes:

@@ -117,7 +117,6 @@ class Flight:
             self._map = mmap.mmap(-1, size)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _make_room(path)
             unfinished = path.with_suffix(".new")
             with unfinished.open("wb+") as ring:
                 os.posix_fallocate(ring.fileno(), 0, size)  # a hole on a full disk would be a SIGBUS later
@@ -127,6 +126,14 @@ class Flight:
         self.describe()
         if path is not None:  # only now: a reader never sees half a header
             unfinished.rename(path)
+
+    def remove_old(self) -> None:
+        """Of this rank's rings in the directory only the newest stay. For whoever holds the directory's lock: a job that
+        is refused must not remove the records of the one that runs there."""
+        if self.path is not None:
+            rank = self.path.name.partition("-")[2]
+            for old in sorted(self.path.parent.glob(f"*-{rank}"))[:-KEPT]:
+                old.unlink(missing_ok=True)
 
     def describe(self, **facts: Any) -> None:
         """Who this rank is; more is added as it becomes known."""
@@ -320,10 +327,3 @@ def _get(data: Any, start: int, end: int) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _make_room(path: Path) -> None:
-    """Of this rank's earlier rings only the newest stay."""
-    rank = path.name.partition("-")[2]
-    for old in sorted(path.parent.glob(f"*-{rank}"))[: -KEPT + 1]:
-        old.unlink(missing_ok=True)

@@ -215,7 +215,8 @@ def train_with_seed_2(directory):
 
 def test_a_second_job_in_the_same_directory_is_refused(tmp_path):
     ends = run(two_jobs, 1, tmp_path / "out", str(tmp_path / "run"))
-    code, message, code_after = ends[0]
+    code, message, has_record, code_after = ends[0]
+    assert has_record  # a start that is refused removes no records of the job that runs
     assert code == 1 and message.startswith("ppfleet.errors.FleetError: another job is writing to"), message
     assert code_after == 0
 
@@ -224,10 +225,15 @@ def two_jobs(directory):
     import sys
 
     import ppfleet
+    from ppfleet.watchdog import recorder
 
     job = ppfleet.Job(directory, device="cpu")
+    for number in range(recorder.KEPT):  # as so many refused starts would leave them
+        (job.flight.path.parent / f"9{number:012d}-rank0.ring").touch()
     code = f"import ppfleet; ppfleet.Job({directory!r}, device='cpu')"
     refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    has_record = job.flight.path.exists()
     job.close()
     allowed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return [refused.returncode, (refused.stderr.strip().splitlines() or [""])[-1], allowed.returncode]
+    message = (refused.stderr.strip().splitlines() or [""])[-1]
+    return [refused.returncode, message, has_record, allowed.returncode]

@@ -10,7 +10,7 @@ from ppfleet.errors import CheckpointError
 
 
 def writers(text="weights"):
-    return {name: (lambda path, name=name: path.write_text(f"{name} {text}")) for name in checkpoint.PARTS}
+    return {name: f"{name} {text}".encode() for name in checkpoint.PARTS}
 
 
 def test_written_verified_linked(tmp_path):
@@ -41,13 +41,15 @@ def test_nothing_has_its_final_name_before_it_is_whole_and_on_the_disk(tmp_path,
         events.append(("rename", Path(target).name))
         return real_rename(self, target)
 
-    def writer(path):
+    def write(path, data):
         assert path.parent.name.startswith(".tmp-") and not list(tmp_path.glob("0*"))
-        path.write_text("weights")
+        real_write(path, data)
 
+    real_write = checkpoint.write_bytes
+    monkeypatch.setattr(checkpoint, "write_bytes", write)
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", rename)
-    checkpoint.write(tmp_path, 2, dict.fromkeys(checkpoint.PARTS, writer))
+    checkpoint.write(tmp_path, 2, writers())
     at = events.index(("rename", "000001-step-2"))
     before = [name for kind, name in events[:at] if kind == "fsync"]
     assert {*checkpoint.PARTS, "manifest.json"} <= set(before) and any(name.startswith(".tmp-") for name in before)
@@ -144,29 +146,30 @@ def test_all_damaged_is_an_error_not_a_new_start(tmp_path):
         checkpoint.newest(tmp_path)
 
 
-def test_a_failing_writer_leaves_no_trace(tmp_path):
+def test_a_failing_write_leaves_no_trace(tmp_path, monkeypatch):
     earlier = checkpoint.write(tmp_path, 1, writers())
 
-    def full(path):
-        path.write_text("part")
+    def full(path, data):
+        path.write_bytes(data[:4])
         raise OSError(28, "No space left on device", str(path))
 
+    monkeypatch.setattr(checkpoint, "write_bytes", full)
     with pytest.raises(CheckpointError, match="model.safetensors: the disk is full.*Earlier checkpoints are untouched"):
-        checkpoint.write(tmp_path, 2, {**writers(), "model.safetensors": full})
+        checkpoint.write(tmp_path, 2, writers())
     assert sorted(p.name for p in tmp_path.iterdir()) == [earlier.name, "latest"]
     assert checkpoint.newest(tmp_path).path == earlier
 
 
 def test_a_write_that_reads_back_wrong_is_not_published(tmp_path, monkeypatch):
     earlier = checkpoint.write(tmp_path, 1, writers())
-    real_sync = checkpoint.sync
+    real_write = checkpoint.write_bytes
 
-    def corrupting_sync(path):
-        real_sync(path)
-        if path.name == "manifest.json":
-            damage_flip(path.parent)
+    def corrupting_write(path, data):
+        """A bit flips on the way to the disk."""
+        flipped = bytes([data[0] ^ 1]) + data[1:] if path.name == "model.safetensors" else data
+        real_write(path, flipped)
 
-    monkeypatch.setattr(checkpoint, "sync", corrupting_sync)
+    monkeypatch.setattr(checkpoint, "write_bytes", corrupting_write)
     with pytest.raises(CheckpointError, match="altered"):
         checkpoint.write(tmp_path, 2, writers(), keep=1)
     assert checkpoint.newest(tmp_path).path == earlier

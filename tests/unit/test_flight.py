@@ -116,9 +116,11 @@ def test_something_else_is_no_ring(tmp_path, content):
 
 
 def test_rings_of_earlier_starts_do_not_pile_up(tmp_path):
-    for number in range(20):
-        Flight(tmp_path / f"{number:013d}-rank1.ring", slots=8)
     Flight(tmp_path / "0000000000000-rank11.ring", slots=8)
+    for number in range(20):
+        last = Flight(tmp_path / f"{number:013d}-rank1.ring", slots=8)
+    assert len(list(tmp_path.glob("*-rank1.ring"))) == 20  # whoever holds no lock removes nothing
+    last.remove_old()
     assert len(list(tmp_path.glob("*-rank1.ring"))) == recorder.KEPT
     assert (tmp_path / "0000000000019-rank1.ring").exists() and (tmp_path / "0000000000000-rank11.ring").exists()
 

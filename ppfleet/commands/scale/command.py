@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ppfleet._version import __version__
-from ppfleet.checkpoint.files import json_bytes, replace_file, write
+from ppfleet.checkpoint.files import json_bytes, replace_file
 from ppfleet.cli import Parser, Stopped, number, stoppable
 from ppfleet.cluster.rendezvous import Meeting
 from ppfleet.commands.launch import flags
@@ -257,9 +257,9 @@ class Conductor:
         print(table.text(facts), flush=True)
         output = self.o.output
         output.mkdir(parents=True, exist_ok=True)
-        replace_file(output / "scale.json", lambda path: write(path, json_bytes(facts)))
+        replace_file(output / "scale.json", json_bytes(facts))
         shown = page.html(facts).encode(errors="backslashreplace")
-        replace_file(output / "scale.html", lambda path: write(path, shown))
+        replace_file(output / "scale.html", shown)
         missing = table.picture(facts, output / "scale.png")
         say(f"{output}/scale.json, scale.html" + ("" if missing else ", scale.png"))
         if missing:

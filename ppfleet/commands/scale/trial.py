@@ -161,7 +161,7 @@ def _check_settings(place: Place, point: Point) -> None:
 
 
 def write(place: Place, facts: dict[str, Any]) -> None:
-    files.replace_file(place.result, lambda path: files.write(path, files.json_bytes(facts)))
+    files.replace_file(place.result, files.json_bytes(facts))
 
 
 def finished(place: Place) -> dict[str, Any] | None:

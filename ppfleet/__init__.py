@@ -15,6 +15,7 @@ from ppfleet._version import __version__
 from ppfleet.errors import FleetError, PaddleMissing
 
 if TYPE_CHECKING:
+    from ppfleet.checkpoint.tensors import fingerprint
     from ppfleet.data.loader import Loader
     from ppfleet.data.threads import ThreadedDataset
     from ppfleet.evaluation.confusion import Confusion
@@ -26,8 +27,9 @@ _PUBLIC = {
     "Loader": "ppfleet.data.loader",
     "ThreadedDataset": "ppfleet.data.threads",
     "Confusion": "ppfleet.evaluation.confusion",
+    "fingerprint": "ppfleet.checkpoint.tensors",
 }
-__all__ = ["Confusion", "FleetError", "Job", "Loader", "ThreadedDataset", "__version__"]
+__all__ = ["Confusion", "FleetError", "Job", "Loader", "ThreadedDataset", "__version__", "fingerprint"]
 
 
 def __getattr__(name: str) -> object:

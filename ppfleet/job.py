@@ -26,7 +26,7 @@ from paddle import nn
 from ppfleet import cpu, log
 from ppfleet.checkpoint import pdparams, run_directory, tensors
 from ppfleet.checkpoint.board import Board
-from ppfleet.checkpoint.files import disk_message
+from ppfleet.checkpoint.files import disk_message, json_bytes, replace_file
 from ppfleet.checkpoint.saver import Saver
 from ppfleet.checkpoint.settings import DEFAULTS, Settings
 from ppfleet.cpu.tuning import tune
@@ -34,7 +34,6 @@ from ppfleet.data.loader import TRAINING, Collate, Loader, make_loader, seed_eve
 from ppfleet.data.sampler import mix
 from ppfleet.distributed import devices
 from ppfleet.distributed.collectives import Comm
-from ppfleet.distributed.consistency import check_same
 from ppfleet.distributed.world import World
 from ppfleet.errors import PREEMPTED, FleetError
 from ppfleet.evaluation.evaluate import SAMPLES, measure
@@ -189,8 +188,8 @@ class Job:
                 self.settings[DEFAULTS]["operators"] = cpu.fast_cpu(net)
         self._parameters = held_parameters(net, optimizer)
         settings = describe_optimizer(optimizer)
-        check_same(self.comm, "parameters", describe_parameters(self._parameters))
-        check_same(self.comm, "settings of the optimizer", settings)
+        self.comm.check_same("parameters", describe_parameters(self._parameters))
+        self.comm.check_same("settings of the optimizer", settings)
         self.precision.wrap(net, optimizer)
         statistics = batch_norm_statistics(net)
         if statistics and not self.comm.device.has_sync_batch_norm and not self.world.alone:
@@ -434,7 +433,7 @@ class Job:
         arrays = tensors.load_file(path) if path.suffix == ".safetensors" else pdparams.load(path)
         left_out = tensors.load_model(self._net, arrays, str(path), strict)
         # Each rank read its own host's file: they must have been the same.
-        check_same(self.comm, f"weights in {path.name}", {"sha256": tensors.fingerprint(self._net)})
+        self.comm.check_same(f"weights in {path.name}", {"sha256": tensors.fingerprint(self._net)})
         stepper.exchange.remember()
         if left_out:
             log.info(f"{path}: left out: " + "; ".join(left_out))
@@ -454,6 +453,11 @@ class Job:
                 facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
         log.info(f"exported to {target}: {agreement(facts['parity'])}")
         return facts
+
+    def write_json(self, path: str | Path, facts: dict[str, Any]) -> None:
+        """Write a JSON file whole or not at all (rank 0; all ranks learn whether it worked)."""
+        path = Path(path)
+        self.comm.on_first(lambda: replace_file(path, json_bytes(facts)), f"writing of {path.name}")
 
     def close(self) -> None:
         """Flush the scalars and let other jobs write to the directory. The end of the process does this too."""

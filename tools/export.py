@@ -16,8 +16,7 @@ import paddle
 from models.mobilenet_v3_small.net import CLASSIFIER, MobileNetV3Small, load_weights, read_weights
 from ppfleet import cli
 from ppfleet.errors import CheckpointError
-from ppfleet.export.runtimes import installed
-from ppfleet.export.static_model import FORMATS, agreement, export
+from ppfleet.export import FORMATS, agreement, export, installed
 
 
 def formats(text: str) -> list[str]:

@@ -22,14 +22,8 @@ from models.mobilenet_v3_small import data, pictures, recipe
 from models.mobilenet_v3_small.augment import STEPS
 from models.mobilenet_v3_small.net import MobileNetV3Small, load_weights
 from ppfleet import cli, log
-from ppfleet.checkpoint import tensors
-from ppfleet.checkpoint.files import json_bytes, replace_file
 from ppfleet.cli import number
-from ppfleet.data.loader import Loader
-from ppfleet.distributed.consistency import check_same
 from ppfleet.errors import FleetError
-from ppfleet.evaluation.confusion import Confusion
-from ppfleet.training.step import ON_NAN
 
 
 def train(o: Namespace) -> None:
@@ -61,7 +55,7 @@ def train(o: Namespace) -> None:
                 job.board.picture("input", pictures.inputs(images, how))
             rate.follow(epoch, train)
             job.backward(recipe.loss(net, images, labels, o.mixup))
-        seen = Confusion(val, files.classes)
+        seen = ppfleet.Confusion(val, files.classes)
         job.save(**job.evaluate(net, val, top1=seen, **recipe.MEASURED))  # type: ignore[arg-type]
         show(job, seen, files.val, o.data_path, f"step {job.step}", last=epoch + 1 == o.epochs)
     best = f", best.pdparams (top1 {job.best:.6f})" if job.best is not None else ""
@@ -79,19 +73,19 @@ def evaluate(o: Namespace) -> None:
     how = common.preparation(o, card, log.info)
     net = MobileNetV3Small(len(files.classes))
     load_weights(net, o.pretrained)
-    mine = {"weights": tensors.fingerprint(net), "preprocess": how, "batch_size": o.batch_size, **describe(files)}
-    check_same(job.comm, "weights or data", mine)
+    mine = {"weights": ppfleet.fingerprint(net), "preprocess": how, "batch_size": o.batch_size, **describe(files)}
+    job.comm.check_same("weights or data", mine)
     val = loader(job, o, data.Images(files.val, how))
-    seen = Confusion(val, files.classes)
+    seen = ppfleet.Confusion(val, files.classes)
     scores = job.evaluate(net, val, top1=seen, **recipe.MEASURED)
     show(job, seen, files.val, o.data_path, o.pretrained)
     told = {**scores, "weights": o.pretrained, "data": {"path": o.data_path, **describe(files)}}
-    job.comm.on_first(lambda: write_json(output / "eval.json", told), "writing of eval.json")
+    job.write_json(output / "eval.json", told)
     if job.world.first:
         print(f"top1: {scores['top1']:.6f} top5: {scores['top5']:.6f} samples: {scores['samples']}", flush=True)
 
 
-def loader(job: ppfleet.Job, o: Namespace, images: data.Images, shuffle: bool = False) -> Loader:
+def loader(job: ppfleet.Job, o: Namespace, images: data.Images, shuffle: bool = False) -> ppfleet.Loader:
     share = (os.cpu_count() or 1) // job.world.local_size  # of the cores, which the network uses, too
     workers = max(1, min(8, share)) if o.workers is None else o.workers
     return job.loader(images, o.batch_size, shuffle=shuffle, workers=workers)
@@ -117,11 +111,9 @@ def options_used(o: Namespace) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_json(path: Path, facts: dict[str, Any]) -> None:
-    replace_file(path, json_bytes(facts))
-
-
-def show(job: ppfleet.Job, seen: Confusion, val: list[data.Sample], root: str, of: str, last: bool = True) -> None:
+def show(
+    job: ppfleet.Job, seen: ppfleet.Confusion, val: list[data.Sample], root: str, of: str, last: bool = True
+) -> None:
     """Which classes are taken for which: for `python -m ppfleet report`, and at the end for VisualDL."""
 
     def sample(number: int) -> tuple[str, bytes]:
@@ -155,7 +147,10 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
     add("--mixup", type=number(float, 0), default=0.0, help="strength of mixup, such as 0.2; 0 is without")
     add("--amp-level", choices=["O0", "O1", "O2"], default="O0", help="mixed precision in training, on cards")
     add(
-        "--on-nan", choices=ON_NAN, default="stop", help="when a loss or gradient is not finite: stop, or skip the step"
+        "--on-nan",
+        choices=["stop", "skip"],
+        default="stop",
+        help="when a loss or gradient is not finite: stop, or skip the step",
     )
     add("--seed", type=int, default=0, help="decides initial weights, order, augmentation, dropout")
     add("--workers", type=number(int, 0), help="threads that load images, a rank (default: by the number of cores)")

@@ -14,7 +14,6 @@ from ppfleet._version import __version__
 from ppfleet.checkpoint import manifest, run_directory, tensors
 from ppfleet.checkpoint.run_directory import RunDir
 from ppfleet.distributed.collectives import Comm
-from ppfleet.distributed.consistency import check_same
 from ppfleet.errors import FleetError
 from ppfleet.training.state import Place
 from ppfleet.training.step import Stepper
@@ -127,7 +126,7 @@ class Saver:
         model = tensors.to_bytes(tensors.model_arrays(self.net))
         if not self.comm.world.alone:
             weights = hashlib.sha256(model).hexdigest()
-            check_same(self.comm, "points or weights to save", {**where, "weights": weights})
+            self.comm.check_same("points or weights to save", {**where, "weights": weights})
 
         def write() -> str:
             moments = tensors.optimizer_arrays(self.stepper.optimizer, self.parameters)

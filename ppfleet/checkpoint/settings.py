@@ -13,7 +13,6 @@ from ppfleet._version import __version__
 from ppfleet.checkpoint.run_directory import RunDir
 from ppfleet.data.loader import Loader
 from ppfleet.distributed.collectives import Comm
-from ppfleet.distributed.consistency import check_same
 
 HERE, DEFAULTS = "here", "defaults"  # entries that may differ from host to host, such as paths
 
@@ -39,7 +38,7 @@ class Settings(dict[str, Any]):
         )
         text = json.dumps(self, indent=1, ensure_ascii=False, default=str)
         shared = {name: value for name, value in json.loads(text).items() if name not in (HERE, DEFAULTS)}
-        check_same(comm, "settings", shared)  # each time: only all ranks together can say "as before"
+        comm.check_same("settings", shared)  # each time: only all ranks together can say "as before"
         if shared == self._agreed:
             return False
         first, self._agreed = not self._agreed, shared

@@ -8,6 +8,8 @@ interrupted, and fails as soon as rank 0 dies. Gradients of ranks that share a h
 from __future__ import annotations
 
 import faulthandler
+import hashlib
+import json
 import os
 import secrets
 import time
@@ -21,6 +23,7 @@ import paddle.distributed as dist
 
 from ppfleet import errors, log
 from ppfleet.distributed import handshake, store, wire
+from ppfleet.distributed.consistency import differences
 from ppfleet.distributed.devices import Device
 from ppfleet.distributed.shared_memory import Shared, share
 from ppfleet.distributed.world import World
@@ -221,6 +224,14 @@ class Comm:
                 dist.broadcast(tensor, src=source)
             parts.append(b"" if mine else tensor.numpy().tobytes())
         return data if source == self.world.rank else b"".join(parts)
+
+    def check_same(self, what: str, mine: dict[str, Any]) -> None:
+        """Raise on every rank, listing what differs on which rank, unless all brought the same (plain JSON data)."""
+        text = json.dumps(mine, sort_keys=True)
+        digests = self.gather(hashlib.sha256(text.encode()).hexdigest(), f"check of {what}")
+        if len(set(digests)) > 1:
+            shown = differences(self.gather(mine, f"check of {what}"), self.world.name)
+            raise MismatchError(f"the ranks brought different {what}:\n{shown}")
 
     def barrier(self, what: str = "barrier") -> None:
         """Wait until every rank is here, however long that takes; after a while say who is not."""

@@ -1,1 +1,6 @@
-"""The static model, and the runtimes it is compared with."""
+"""The static model, its parity check, and the runtimes it is compared with."""
+
+from ppfleet.export.runtimes import installed
+from ppfleet.export.static_model import FORMATS, agreement, export
+
+__all__ = ["FORMATS", "agreement", "export", "installed"]

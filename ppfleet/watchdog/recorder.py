@@ -128,8 +128,8 @@ class Flight:
             unfinished.rename(path)
 
     def remove_old(self) -> None:
-        """Of this rank's rings in the directory only the newest stay. For whoever holds the directory's lock: a job that
-        is refused must not remove the records of the one that runs there."""
+        """Keep only the newest of this rank's rings in the directory. Only for the job that holds the directory's lock:
+        one that is refused must not remove the records of the one that runs."""
         if self.path is not None:
             rank = self.path.name.partition("-")[2]
             for old in sorted(self.path.parent.glob(f"*-{rank}"))[:-KEPT]:

@@ -70,7 +70,7 @@ def refused(dtype):
 @pytest.mark.parametrize("dtype", ["float16", "int16", "complex64"])
 def test_what_gloo_gets_wrong_is_refused(tmp_path, dtype):
     for kind, message in run_raising(refused, 2, tmp_path, dtype):
-        assert kind == "CommError" and f"gloo cannot add up {dtype}" in message and "float32" in message
+        assert kind == "CommError" and f"gloo cannot sum {dtype}" in message and "float32" in message
 
 
 def failing_section(error):

@@ -269,7 +269,7 @@ def letters(place):
             shutil.copytree(place / "data" / split / digit, place / "letters" / split / letter, dirs_exist_ok=True)
 
 
-def test_a_new_beginning_that_is_interrupted_does_not_rename_the_old_classes(place):
+def test_a_new_beginning_puts_the_old_run_aside(place):
     arguments = ["--output-dir=again", "--epochs=1", *SMALL]
     call(place, 1, "tools/train.py", "--data-path=data", *arguments)
     letters(place)
@@ -286,8 +286,10 @@ def test_a_new_beginning_that_is_interrupted_does_not_rename_the_old_classes(pla
             break
     process.stdout.read()
     assert process.wait(60) == 130
-    assert json.loads((place / "again/model.json").read_text())["classes"] == list("0123456789")
-    said = call(place, 1, "tools/train.py", "--data-path=letters", *arguments, code=1)
+    aside = place / "again/previous-1"
+    assert json.loads((aside / "model.json").read_text())["classes"] == list("0123456789")
+    assert {"checkpoints", "latest.pdparams", "best.pdparams"} <= {path.name for path in aside.iterdir()}
+    said = call(place, 1, "tools/train.py", "--data-path=letters", f"--resume={aside}", *arguments, code=1)
     assert "was trained with other classes than now" in said
 
 
@@ -322,7 +324,7 @@ def test_a_bar_under_the_launcher_for_the_person_who_started_it(place):
         ("train", ["--data-path=nothing"], 1, "error: nothing has no train/ (it holds nothing)"),
         ("train", ["--data-path=data", "--batch-size=0"], 2, "'0' is no whole number from 1 up"),
         ("train", ["--data-path=data", "--batch-size=1000"], 1, "error: "),
-        ("train", ["--data-path=data", "--device=tpu"], 1, "error: device='tpu' is none of auto, cpu, gpu"),
+        ("train", ["--data-path=data", "--device=tpu"], 1, "error: device must be one of auto, cpu, gpu, got 'tpu'"),
         ("train", ["--data-path=data", "--use-gpu=True"], 1, "error: device='gpu', but "),
         ("train", ["--data-path=data", "--use-gpu=True", "--device=cpu"], 2, "contradict each other"),
         ("train", ["--data-path=data", "--augment=blur"], 2, "'blur' is neither none nor a list of flip, jitter, rand"),

@@ -104,6 +104,7 @@ def exports(path, what):
     job = ppfleet.Job(path, device="cpu", seed=1)
     net = blocks.TwoInputs() if what == "two" else blocks.with_batch_norm()
     job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    job.resume()
     job.save()
     if what == "nan":
         net[4].weight.set_value(net[4].weight * float("nan"))

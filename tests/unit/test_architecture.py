@@ -63,6 +63,16 @@ def test_commands_and_tipc_know_runs_but_not_training(modules):
                 assert folder not in OF_RUNS or inner[0] in OF_RUNS[folder], f"{module.name} imports {name}"
 
 
+PUBLIC = {"ppfleet", "ppfleet.cli", "ppfleet.errors", "ppfleet.export", "ppfleet.log", "ppfleet.metrics"}
+
+
+def test_our_own_scripts_live_on_the_public_api(modules):
+    for module in modules.values():
+        if module.name.startswith(("tools.", "examples.")):
+            inside = {name for name in module.imports if name.startswith("ppfleet")}
+            assert inside <= PUBLIC, f"{module.name} imports {sorted(inside - PUBLIC)}"
+
+
 def test_cycles_are_found():
     """The check itself: a cycle of three, a node that reaches it, and one alone."""
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}

@@ -27,15 +27,15 @@ setup(
     package_data={
         "ppfleet": [
             "py.typed",
-            "html/*.css",
-            "tipc/*.css",
-            "commands/*/*.css",
+            "html/templates/*",
+            "tipc/*.j2",
+            "commands/*/*.j2",
             "cpu/*.cc",
             "cpu/*.h",
             "cpu/*.inc",
         ]
     },
-    install_requires=["numpy>=1.21", "psutil>=5.9", "safetensors>=0.4", "tqdm>=4.60"],
+    install_requires=["jinja2>=3.0", "matplotlib>=3.6", "numpy>=1.21", "psutil>=5.9", "safetensors>=0.4", "tqdm>=4.60"],
     extras_require={
         "cpu": ["paddlepaddle>=3.0", *model],
         "gpu": ["paddlepaddle-gpu", *model],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from ppfleet.checkpoint.files import ODD, json_bytes, replace_file
-from ppfleet.tipc import page
+from ppfleet.tipc import report_page
 
 if TYPE_CHECKING:
     from ppfleet.tipc.execute import Result
@@ -90,7 +90,7 @@ def of_node(directory: Path, token: str) -> dict[str, Any] | None:
 
 def write(directory: Path, facts: dict[str, Any]) -> None:
     """All forms; an OutputError where that cannot be done."""
-    page_text = page.html(facts, problems(facts)).encode(errors=ODD)
+    page_text = report_page.html(facts, problems(facts)).encode(errors=ODD)
     directory.mkdir(parents=True, exist_ok=True)
     for name, data in ((JSON, json_bytes(facts)), (JUNIT, junit(facts)), (PAGE, page_text)):
         replace_file(directory / name, data)

@@ -49,7 +49,7 @@ def test_the_page_shows_the_kill_and_the_resume(run, capsys):
     assert "nothing failed: all 2 ranks came to the end, after 64 steps" in page.text
     loss = next(attrs["aria-label"] for _, attrs in page.elements if attrs.get("aria-label", "").startswith("loss"))
     assert "train/loss: from" in loss and "Mark 1 at step 2" in loss and "was killed by SIGKILL" in loss
-    assert page.count("line", class_="mark") == page.count("figure", class_="chart card") >= 5
+    assert page.count("g", class_="mark") == page.count("figure", class_="chart card") >= 5
     assert "all 3 verify" in page.text or "all 4 verify" in page.text
     assert "settings" in page.text.lower() and "global_batch 16" in page.text
 

@@ -227,7 +227,7 @@ def test_reports(repo):
         "eval failed</b>",
         "train passed</b>",
         "79.59",
-        "<svg",
+        '<figure class="plot">',
         "exit code 4",
         "no card here: runs on the CPU",
     ):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ppfleet.checkpoint.history import NAME, History
-from ppfleet.commands.scale import command, page, parity, projection, table, time_breakdown, trial
+from ppfleet.commands.scale import command, parity, projection, series_page, table, time_breakdown, trial
 from ppfleet.commands.scale.projection import Network, Step
 from ppfleet.commands.scale.series import GLOBAL, RANK, Point, Run, Series, doubled, take_out
 from ppfleet.commands.scale.summary import summary
@@ -330,7 +330,7 @@ def test_metrics_are_found_by_name():
     none = [{**each, "metrics": {}} for each in results()]
     facts = summary(SERIES, none)
     assert "evaluates nothing" in " ".join(facts["notes"]) and facts["tables"][GLOBAL][1]["parity"] is None
-    assert "–" in table.text(facts) and "<h1>" in page.html(facts)
+    assert "–" in table.text(facts) and "<h1>" in series_page.html(facts)
 
 
 def test_text_and_page_show_all_of_it(tmp_path):
@@ -343,18 +343,13 @@ def test_text_and_page_show_all_of_it(tmp_path):
         "0.9050 ± 0.0071",
     ]
     parts += ["1.86", "93%", "stragglers", "1 × 1", "cannot tell", "rojection", "MB in a ring"]
-    for shown in (table.text(facts), page.html(facts)):
+    for shown in (table.text(facts), series_page.html(facts)):
         assert not [part for part in parts if part not in shown]
-    assert "not measured" in table.text(facts) and "<b>Not measured.</b>" in page.html(facts)
-    assert not re.search(r"https?://|<script|@import|url\(", page.html(facts))
-    assert 'role="img" aria-label="compute ' in page.html(facts)
-    pytest.importorskip("matplotlib")
-    assert table.picture(facts, tmp_path / "a.png") == "" and (tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
-
-
-def test_without_matplotlib_that_is_said(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert table.picture({}, tmp_path / "a.png").startswith("no a.png: ")
+    assert "not measured" in table.text(facts) and "<b>Not measured.</b>" in series_page.html(facts)
+    assert not re.search(r"https?://|<script|@import|url\(", series_page.html(facts))
+    assert 'role="img" aria-label="compute ' in series_page.html(facts)
+    table.picture(facts, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[1:4] == b"PNG"
 
 
 # What a run leaves

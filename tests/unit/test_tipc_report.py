@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ppfleet.tipc import figures, page, report
+from ppfleet.tipc import figures, report, report_page
 from ppfleet.tipc.command import Command
 from ppfleet.tipc.execute import FAILED, OK, SKIPPED, Result
 
@@ -70,7 +70,7 @@ def test_nothing_in_the_page_is_taken_for_markup():
     data = facts(
         result(OK, "why <b>", "mapped <b>", "tail <b>"), result(FAILED, "bad <b>"), nodes={"n<b>": other, "o<b>": None}
     )
-    shown = page.html(data, report.problems(data))
+    shown = report_page.html(data, report.problems(data))
     for words in ("m", "c", "h", "note ", "run", "why ", "mapped ", "tail ", "bad ", "reason ", "n", "o", "logs/x"):
         assert f"{words}&lt;b&gt;" in shown, words
     assert not re.search(r"<b>(?!train|eval|export|infer)", shown)
@@ -93,7 +93,7 @@ def test_what_is_no_certificate():
 )
 def test_the_pages_verdict(finished, status, word):
     data = facts(result(status, "why"), finished=finished)
-    shown = page.html(data, report.problems(data))
+    shown = report_page.html(data, report.problems(data))
     assert f"{word}</span></h1>" in shown and ("<details open>" in shown) == (status == FAILED)
     assert "1 min 5 s" in shown and ("to do" in shown)
 

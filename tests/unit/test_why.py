@@ -3,6 +3,7 @@
 import html.parser
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -206,14 +207,15 @@ def test_page(story, capsys, tmp_path):
     tags.feed(text)
     assert not tags.open
     assert f"<h1>rank 1 on {A} was killed by SIGKILL &lt;&amp;&gt; at step 12</h1>" in text
-    drawing = xml.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
-    rows = [row.find("{*}title").text for row in drawing.findall("{*}g")]
+    drawing = xml.fromstring(text[text.index('<div class="timeline') : text.index("</div></div>") + 6])
+    rows = [row.get("title") for row in drawing.findall("div") if row.get("class").startswith("row")]
     assert rows[0].startswith(f"rank 0 on {A}: ended by the watch") and rows[1].startswith(f"rank 1 on {A}: gone")
     assert all("not left" in row for row in rows)
-    assert len(drawing.findall(".//{*}rect[@fill='url(#stripes)']")) == 4
-    assert len(drawing.findall(".//{*}rect[@class='outline']")) == 1  # around what rank 1 was in
+    bars = [bar.get("class") for bar in drawing.iter("i")]
+    assert sorted(bar for bar in bars if bar.endswith(" open")) == ["collective inside open"] * 2 + ["step open"] * 2
+    assert bars.count("outline") == 1 and bars.count("died") == 2  # the outline is around what rank 1 was in
     assert text.count('<th scope="row">') == 2
-    assert "http://www.w3.org/2000/svg" in text and "<script" not in text and text.count("http") == 1
+    assert "<script" not in text and "http" not in text
 
 
 def test_reader_that_has_enough(story):
@@ -241,7 +243,7 @@ def test_long_record_makes_no_long_page(story, tmp_path):
     story.now = story.began + end + 300
     assert main(["why", str(story.directory), "--html", str(tmp_path / "why.html")]) == 0
     text = (tmp_path / "why.html").read_text(encoding="utf-8")
-    assert text.count("<rect") < 20 and "× step" in text and "× next batch" not in text
+    assert text.count('<i class="') < 25 and "× step" in text and "× next batch" not in text
 
 
 def test_nothing_to_read(tmp_path, capsys):
@@ -274,6 +276,7 @@ def test_every_kind_of_entry_has_a_name_and_a_colour():
     from ppfleet.commands.why import timeline
     from ppfleet.watchdog.recorder import KINDS
 
-    style = timeline._STYLE.read_text()
     assert set(timeline._KINDS) == set(KINDS) - {"mark"}
-    assert all(f".{kind}{{fill:" in style and style.count(f"--{kind}:#") == 2 for kind in timeline._KINDS)
+    assert all(
+        re.fullmatch("#[0-9a-f]{6}", each) for kind in timeline._KINDS.values() for each in (kind.light, kind.dark)
+    )

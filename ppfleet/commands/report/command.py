@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ppfleet.cli import Parser
-from ppfleet.commands.report import page, run
+from ppfleet.commands.report import run, run_page
 
 
 def main(words: list[str]) -> int:
@@ -29,11 +29,11 @@ def main(words: list[str]) -> int:
         return 2
     output = o.output or o.directories[0] / "report.html"
     try:
-        output.write_text(page.html(found), encoding="utf-8")
+        output.write_text(run_page.html(found), encoding="utf-8")
     except OSError as failure:
         print(f"report: cannot write {output}: {failure.strerror} (--output FILE)", file=sys.stderr)
         return 2
-    print(f"report: {output}: {page.summary(found)}")
+    print(f"report: {output}: {run_page.summary(found)}")
     return 0
 
 

@@ -25,7 +25,7 @@ from ppfleet.cli import Parser, Stopped, number, stoppable
 from ppfleet.cluster.rendezvous import Meeting
 from ppfleet.commands.launch import flags
 from ppfleet.commands.launch.command import this_machine
-from ppfleet.commands.scale import network, page, table, trial
+from ppfleet.commands.scale import network, series_page, table, trial
 from ppfleet.commands.scale.projection import Network
 from ppfleet.commands.scale.series import MODES, Flags, Point, Run, Series, doubled, take_out
 from ppfleet.commands.scale.summary import summary
@@ -258,9 +258,7 @@ class Conductor:
         output = self.o.output
         output.mkdir(parents=True, exist_ok=True)
         replace_file(output / "scale.json", json_bytes(facts))
-        shown = page.html(facts).encode(errors="backslashreplace")
+        shown = series_page.html(facts).encode()
         replace_file(output / "scale.html", shown)
-        missing = table.picture(facts, output / "scale.png")
-        say(f"{output}/scale.json, scale.html" + ("" if missing else ", scale.png"))
-        if missing:
-            say(missing)
+        table.picture(facts, output / "scale.png")
+        say(f"{output}/scale.json, scale.html, scale.png")

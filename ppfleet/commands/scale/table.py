@@ -1,4 +1,4 @@
-"""A scaling series as text, and as a picture where matplotlib is installed."""
+"""A scaling series as text and as a picture."""
 
 from __future__ import annotations
 
@@ -123,16 +123,12 @@ def curves(facts: dict[str, Any], name: str) -> dict[str, list[tuple[int, float,
     return found
 
 
-def picture(facts: dict[str, Any], path: Path) -> str:
-    """Draw time and efficiency over ranks; why it could not be, where matplotlib is missing."""
-    try:
-        import matplotlib
+def picture(facts: dict[str, Any], path: Path) -> None:
+    """Draw time and efficiency over ranks."""
+    from matplotlib.figure import Figure
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as missing:
-        return f"no {path.name}: {missing} (pip install matplotlib; it comes with visualdl)"
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for axes, name in ((left, "time"), (right, "efficiency")):
         for label, points in curves(facts, name).items():
             ranks, values, spreads = zip(*points)
@@ -154,5 +150,3 @@ def picture(facts: dict[str, Any], path: Path) -> str:
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return ""

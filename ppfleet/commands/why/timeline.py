@@ -1,38 +1,53 @@
-"""The answer as one HTML page without scripts, fonts or links to elsewhere: what each rank did, in a drawing.
+"""The answer as one HTML page: what each rank did, as bars in timeline.html.j2.
 
-The drawing measures its width in percent, so that bars become as wide as the screen and letters stay as they are.
+Bars measure their width in percent, so that they become as wide as the screen and letters stay as they are.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-from html import escape
-from pathlib import Path
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ppfleet.commands.why.cause import Answer, ending
 from ppfleet.commands.why.job_start import Rank, label, size, span
-from ppfleet.html import page
+from ppfleet.html.render import render
 from ppfleet.watchdog.recorder import Entry
 
-_STYLE = Path(__file__).with_name("timeline.css")
+
+class Kind(NamedTuple):
+    """How a kind of entry is called and drawn."""
+
+    name: str
+    light: str
+    dark: str
+
+
 _KINDS = {
-    "step": "computing (a step)",
-    "collective": "collective",
-    "meeting": "meeting",
-    "work": "rank 0's work",
-    "data": "waiting for data",
-    "save": "saving",
-    "export": "export",
-    "start": "starting",
-    "evaluate": "evaluation",
+    "step": Kind("computing (a step)", "#b9c4d0", "#4a5561"),
+    "collective": Kind("collective", "#3b76c4", "#6ea3ea"),
+    "meeting": Kind("meeting", "#7a5cc0", "#a78bea"),
+    "work": Kind("rank 0's work", "#b0761b", "#dba650"),
+    "data": Kind("waiting for data", "#2a9d8f", "#4cc7b8"),
+    "save": Kind("saving", "#c2577f", "#e586a8"),
+    "export": Kind("export", "#8a6d3b", "#c4a36a"),
+    "start": Kind("starting", "#7d8894", "#8d97a3"),
+    "evaluate": Kind("evaluation", "#5f8f2f", "#96c45f"),
 }
 _AROUND = ("step", "save", "export", "evaluate")  # these may have others inside of them
-_ROW, _BAR = 66, 22  # pixels
-_TOP = 26
 _NARROW = 0.15  # percent of the width, below which a gap between two bars of a kind is not drawn
 _LEAST = 0.3  # percent that a bar is wide at least
 _BEFORE = 6  # entries of a rank that are shown before what it is in
+_COLUMNS = ("rank", "host", "last operation", "how it ended", "memory", "steps")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A part of a rank's time, in percent of the width. `kinds` are its classes in the page."""
+
+    kinds: str
+    left: float
+    width: float
+    title: str = ""
 
 
 class Window:
@@ -53,78 +68,74 @@ class Window:
 
 
 def html(answer: Answer) -> str:
-    attempt = answer.attempt
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt.started))
-    well = ' class="well"' if answer.kind in ("finished", "running") else ""
-    body = [
-        f"<h1{well}>{escape(answer.sentence)}</h1>",
-        f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in answer.evidence)}</ul>",
-        "<h2>The last moments of each rank</h2>",
-        f'<div class="card">{_legend(attempt.ranks)}{_drawing(answer)}</div>',
-        "<h2>The ranks</h2>",
-        _table(answer),
-        *(f'<p class="soft">Note: {escape(note)}</p>' for note in answer.notes),
-        f'<p class="soft">Started {began}; {attempt.size} ranks{escape(f", run {attempt.run}" if attempt.run else "")}'
-        ". All times by rank 0’s clock.</p>",
-    ]
-    return page.document(f"why: {answer.sentence}", body, _STYLE.read_text(encoding="utf-8"))
-
-
-def _legend(ranks: Iterable[Rank]) -> str:
-    used = {entry.kind for rank in ranks for entry in rank.entries}
-    items = [f'<span><i class="{kind}"></i>{text}</span>' for kind, text in _KINDS.items() if kind in used]
-    return f'<div class="legend">{"".join(items)}<span><i class="unfinished"></i>not left</span></div>'
-
-
-def _drawing(answer: Answer) -> str:
-    window = Window(answer)
-    ranks = answer.attempt.ranks
-    height = _TOP + _ROW * len(ranks)
-    rows = [_row(rank, window, _TOP + _ROW * number, rank.number in answer.ranks) for number, rank in enumerate(ranks)]
-    told = f"Timeline of {len(ranks)} ranks over the last {span(window.end - window.start)}. {answer.sentence}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" height="{height}" role="img" aria-label="{escape(told)}">'
-        f"<title>{escape(told)}</title>"
-        '<defs><pattern id="stripes" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<line class="stripes" x1="0" y1="0" x2="0" y2="8"/></pattern></defs>'
-        f"{_axis(window, height)}{''.join(rows)}</svg>"
+    window, ranks = Window(answer), answer.attempt.ranks
+    return render(
+        "commands/why/timeline.html.j2",
+        title=f"why: {answer.sentence}",
+        answer=answer,
+        attempt=answer.attempt,
+        window=window,
+        kinds=_KINDS,
+        used={entry.kind for rank in ranks for entry in rank.entries},
+        ticks=_ticks(window),
+        rows=[_row(rank, window, rank.number in answer.ranks) for rank in ranks],
+        columns=_COLUMNS,
+        span=span,
     )
 
 
-def _axis(window: Window, height: int) -> str:
-    """Seconds before the end."""
+def _ticks(window: Window) -> list[tuple[float, str]]:
+    """Where, in percent, and how long before the end."""
     length = window.end - window.start
     tick = next((t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600) if length / t <= 5), length / 4)
-    parts = []
-    for number in range(int(length / tick) + 1):
-        x = window.x(window.end - number * tick)
-        if x < 3:
-            break
-        parts.append(f'<line x1="{x:.2f}%" x2="{x:.2f}%" y1="18" y2="{height}"/>')
-        text = "end" if number == 0 else f"−{number * tick:g} s"
-        anchor = "end" if number == 0 else "middle"
-        parts.append(f'<text class="soft" x="{x:.2f}%" y="13" text-anchor="{anchor}">{text}</text>')
-    return "".join(parts)
+    places = [(n * tick, round(window.x(window.end - n * tick), 2)) for n in range(int(length / tick) + 1)]
+    return [(x, f"−{before:g} s" if before else "end") for before, x in places if x >= 3]
 
 
-def _row(rank: Rank, window: Window, top: int, late: bool) -> str:
-    bars = [_bar(*each, rank, window, top + 22) for each in _merged(rank, window)]
+def _row(rank: Rank, window: Window, late: bool) -> dict[str, object]:
+    doing = _doing(rank, window.end)
+    return {
+        "rank": rank,
+        "late": late,
+        "title": f"{rank.name}: {ending(rank)}; {doing}",
+        "doing": _doing(rank, window.end, where=False),
+        "bars": _bars(rank, window, late),
+        "cells": _cells(rank),
+    }
+
+
+def _bars(rank: Rank, window: Window, late: bool) -> list[Bar]:
+    bars = [_bar(*each, rank) for each in _merged(rank, window)]
     if late and rank.open:
-        x = window.x(rank.open.entered)
-        width = max(window.x(_until(rank, window.end)) - x, _LEAST)
-        bars.append(
-            f'<rect class="outline" x="{x:.3f}%" y="{top + 21}" width="{width:.3f}%" height="{_BAR + 2}" rx="3"/>'
-        )
-    mark = ""
+        left = window.x(rank.open.entered)
+        bars.append(_placed("outline", left, window.x(_until(rank, window.end))))
     if rank.state in ("said", "gone") and rank.said != "ended":
-        x = window.x(rank.seen)
-        mark = f'<line class="end" x1="{x:.2f}%" x2="{x:.2f}%" y1="{top + 17}" y2="{top + 27 + _BAR}"/>'
-    kind = ' class="late"' if late else ""
-    return (
-        f"<g><title>{escape(f'{rank.name}: {ending(rank)}; {_doing(rank, window.end)}')}</title>"
-        f'<text{kind} x="0" y="{top + 15}">{escape(rank.name)}</text>{"".join(bars)}{mark}'
-        f'<text class="soft" x="0" y="{top + 40 + _BAR - 3}">{escape(_doing(rank, window.end, where=False))}</text></g>'
-    )
+        bars.append(Bar("died", round(window.x(rank.seen), 3), 0))
+    return bars
+
+
+def _bar(entry: Entry, left: float, right: float, count: int, rank: Rank) -> Bar:
+    if count > 1:
+        told = f"{count} × {entry.what}"
+    else:
+        lasted = span(entry.left - entry.entered) if entry.left else "not left"
+        told = ", ".join(filter(None, (label(entry), lasted, entry.where, entry.detail)))
+    inside = "" if entry.kind in _AROUND else " inside"
+    return _placed(f"{entry.kind}{inside}{'' if entry.left else ' open'}", left, right, f"rank {rank.number}: {told}")
+
+
+def _placed(kinds: str, left: float, right: float, title: str = "") -> Bar:
+    width = max(right - left, _LEAST)
+    return Bar(kinds, round(min(left, 100 - width), 3), round(width, 3), title)
+
+
+def _cells(rank: Rank) -> list[object]:
+    last, pulse, facts = rank.last, rank.record.pulse, rank.record.facts
+    doing = label(last) + ("" if last.left else " … not left") if last else ""
+    where = f" ({last.where})" if last and last.where else ""
+    memory = f"{size(pulse.memory)} ({size(pulse.available)} left on the host)" if pulse.time else ""
+    host = " ".join(str(facts[name]) for name in ("address", "host") if facts.get(name))
+    return [host, f"{doing}{where}", ending(rank), memory, rank.steps]
 
 
 def _doing(rank: Rank, end: float, where: bool = True) -> str:
@@ -160,44 +171,3 @@ def _merged(rank: Rank, window: Window) -> list[tuple[Entry, float, float, int]]
             newest[entry.kind] = len(drawn)
             drawn.append((entry, left, right, 1))
     return sorted(drawn, key=lambda each: each[0].kind not in _AROUND)  # what lies inside is drawn over it
-
-
-def _bar(entry: Entry, left: float, right: float, count: int, rank: Rank, window: Window, top: int) -> str:
-    inset = 0 if entry.kind in _AROUND else 4
-    width = max(right - left, _LEAST)
-    shape = (
-        f'x="{min(left, 100 - width):.3f}%" y="{top + inset}" width="{width:.3f}%" height="{_BAR - 2 * inset}" rx="2"'
-    )
-    if count > 1:
-        told = f"{count} × {entry.what}"
-    else:
-        lasted = span(entry.left - entry.entered) if entry.left else "not left"
-        told = ", ".join(filter(None, (label(entry), lasted, entry.where, entry.detail)))
-    bar = f'<rect class="{entry.kind}" {shape}><title>{escape(f"rank {rank.number}: {told}")}</title></rect>'
-    return bar if entry.left else f'{bar}<rect fill="url(#stripes)" pointer-events="none" {shape}/>'
-
-
-def _table(answer: Answer) -> str:
-    columns = ("rank", "host", "last operation", "how it ended", "memory", "steps")
-    head = "".join(f'<th scope="col">{each}</th>' for each in columns)
-    rows = []
-    for rank in answer.attempt.ranks:
-        last = rank.last
-        doing = (
-            f"{label(last)}{'' if last.left else ' … not left'}{f' ({last.where})' if last.where else ''}"
-            if last
-            else ""
-        )
-        pulse = rank.record.pulse
-        memory = f"{size(pulse.memory)} ({size(pulse.available)} left on the host)" if pulse.time else ""
-        late = ' class="late"' if rank.number in answer.ranks else ""
-        host = " ".join(
-            filter(None, (str(rank.record.facts.get("address", "")), str(rank.record.facts.get("host", ""))))
-        )
-        cells = zip(columns[1:], (host, doing, ending(rank), memory))
-        rows.append(
-            f'<tr{late}><th scope="row">rank {rank.number}</th>'
-            + "".join(f'<td data-label="{name}">{escape(text)}</td>' for name, text in cells)
-            + f'<td class="number" data-label="steps">{rank.steps}</td></tr>'
-        )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'

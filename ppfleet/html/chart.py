@@ -1,0 +1,126 @@
+"""Charts as SVG in a page, drawn by matplotlib: text stays text, and colours are the page's, light or dark."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from ppfleet.html.render import number
+
+if TYPE_CHECKING:  # matplotlib takes half a second to import
+    from matplotlib.figure import Figure
+
+# A color that matplotlib draws with -> what the page makes of it. `cN` are the lines' colors.
+COLORS = {f"c{n}": f"#c0ffe{n}" for n in range(6)} | {"soft": "#c0ffea", "line": "#c0ffeb", "failed": "#c0ffec"}
+_WIDTH, _HEIGHT = 470, 200  # pixels, where a page shows two charts side by side
+_FEW = 60  # points up to which each is shown as a dot, with its figures when it is pointed at
+_MOST = 1e300  # what is larger counts as infinite: no axis can be made for it
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over a common x; templates/parts.html.j2 shows it."""
+
+    title: str
+    x_name: str
+    legend: Mapping[str, float]  # name of a line -> its last value
+    description: str  # for a screen reader
+    svg: str
+
+
+def line_chart(title: str, series: Mapping[str, Points], x_name: str, marks: Sequence[tuple[float, str]] = ()) -> Chart:
+    """`marks` are (x, what happened there), drawn across and numbered from 1. Values that are not finite leave a gap;
+    without any finite value there is nothing to draw, and `svg` is empty."""
+    lines = {
+        name: [(x, y if abs(y) < _MOST else math.nan) for x, y in points if abs(x) < _MOST]
+        for name, points in series.items()
+    }
+    finite = {
+        name: found for name, points in lines.items() if (found := [each for each in points if each[1] == each[1]])
+    }
+    told = [_spoken(name, points, x_name) for name, points in finite.items()]
+    told += [f"Mark {n} at {x_name} {number(x)}: {what}." for n, (x, what) in enumerate(marks, 1)]
+    svg = _draw(title, {name: lines[name] for name in finite}, x_name, marks) if finite else ""
+    legend = {name: points[-1][1] for name, points in finite.items()}
+    return Chart(title, x_name, legend, " ".join([f"{title}, over {x_name}.", *told]), svg)
+
+
+def _draw(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[tuple[float, str]]) -> str:
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), layout="constrained")
+    axes = figure.add_subplot()
+    tooltips: dict[str, list[str]] = {}
+    for n, (name, points) in enumerate(lines.items()):
+        texts = [f"{name}: {number(y)} at {x_name} {number(x)}" for x, y in points if math.isfinite(y)]
+        color, dots = COLORS[f"c{n % 6}"], "o" if len(texts) <= _FEW else ""
+        with matplotlib.rc_context({"path.simplify_threshold": 0.5}):  # pixels: a long line keeps its peaks
+            axes.plot(*zip(*points), color=color, linewidth=2, marker=dots, markersize=5, gid=f"line{n}", clip_on=False)
+        tooltips[f"line{n}"] = texts if dots else [name]
+    for n, (x, what) in enumerate(marks, 1):
+        axes.axvline(x, color=COLORS["failed"], linewidth=2, linestyle="--", gid=f"mark{n}")
+        tooltips[f"mark{n}"] = [what]
+    for x in sorted({x for x, _ in marks}):
+        numbers = ", ".join(str(n) for n, (other, _) in enumerate(marks, 1) if other == x)
+        axes.annotate(
+            numbers, (x, 1), (0, 3), axes.get_xaxis_transform(), "offset points",
+            ha="center", va="bottom", color=COLORS["failed"], size=13, weight="bold",
+        )  # fmt: skip
+    whole = all(float(x).is_integer() for points in lines.values() for x, _ in points)  # there are no 1.5 ranks
+    for axis, integer in ((axes.xaxis, whole), (axes.yaxis, False)):
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=integer))
+        axis.set_major_formatter(lambda value, _: number(value))
+    axes.tick_params(length=0, labelcolor=COLORS["soft"], labelsize=13)
+    axes.grid(axis="y", color=COLORS["line"], linewidth=1)
+    axes.spines[:].set_visible(False)
+    return svg(figure, title, tooltips)
+
+
+def svg(figure: Figure, name: str, tooltips: Mapping[str, Sequence[str]] | None = None) -> str:
+    """A figure as an element of a page: the same bytes for the same figure. `name` keeps the ids of several figures
+    apart; `tooltips` are for the dots of a line, or for the whole, by the `gid` that it was given."""
+    import matplotlib
+
+    salt = name.encode(errors="backslashreplace").decode()
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.sans-serif": ["DejaVu Sans"]}):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(file.getvalue())
+    root.attrib = {"viewBox": root.attrib["viewBox"]}
+    for element in root.iter():
+        for child in list(element):  # who made it, and rules for all of the page
+            if child.tag.endswith(("}metadata", "}style", "}clipPath")):
+                element.remove(child)
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib.pop("clip-path", None)
+        element.attrib = {key.rpartition("}")[2]: _colored(value) for key, value in element.attrib.items()}
+    for group in list(root.iter("g")):
+        gid = group.attrib.pop("id", "")
+        if tooltips and gid in tooltips:
+            group.set("class", gid.rstrip("0123456789"))
+            for target, text in zip(list(group.iter("use")) or [group], tooltips[gid]):
+                ElementTree.SubElement(target, "title").text = text
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _colored(style: str) -> str:
+    for name, color in COLORS.items():
+        style = style.replace(color, f"var(--{name})")
+    return style
+
+
+def _spoken(name: str, points: Points, x_name: str) -> str:
+    (first_x, first), (last_x, last) = points[0], points[-1]
+    values = [y for _, y in points]
+    return (
+        f"{name}: from {number(first)} at {x_name} {number(first_x)} to {number(last)} at {number(last_x)}, "
+        f"between {number(min(values))} and {number(max(values))}."
+    )

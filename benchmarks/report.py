@@ -9,7 +9,6 @@ import argparse
 import json
 import shutil
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -65,30 +64,33 @@ def write(name: str, output: str, rows: list[Row], cases: list[dict[str, Any]], 
     print(f"\n{text}\n\nfigures, table and plot: {directory}/{name}.json, .md, .svg", flush=True)
 
 
-_STYLE = """text{font:12px system-ui,sans-serif;fill:#1f2328}.t{font-weight:600}.b{fill:#8c959f}.o{fill:#0969da}
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}.b{fill:#6e7681}.o{fill:#4493f8}}"""
+_STYLE = """text{font-family:system-ui,sans-serif!important}:root{--soft:#1f2328;--c0:#0969da;--line:#8c959f}
+@media(prefers-color-scheme:dark){:root{--soft:#e6edf3;--c0:#4493f8;--line:#6e7681}}"""
 
 
 def plot(cases: list[dict[str, Any]]) -> str:
     """Bars, a group for each case; readable on light and dark pages."""
-    left, width, height = 210, 380, 18
-    parts, y = [], 0
-    for case in cases:
-        y += 24
-        parts.append(f'<text class="t" x="4" y="{y}">{escape(case["title"])} ({escape(case["unit"])})</text>')
-        most = max(case["values"].values())
-        y += 8
-        for name, value in case["values"].items():
-            kind = "o" if name.startswith("ours") else "b"
-            length = max(1, round(width * value / most))
-            parts.append(
-                f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>'
-                f'<rect class="{kind}" x="{left}" y="{y + 2}" width="{length}" height="{height - 4}" rx="2"/>'
-                f'<text x="{left + length + 6}" y="{y + 13}">{number(value)}</text>'
-            )
-            y += height
-    size = f'viewBox="0 0 {left + width + 70} {y + 12}" width="{left + width + 70}" height="{y + 12}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{_STYLE}</style>\n' + "\n".join(parts) + "\n</svg>\n"
+    from matplotlib.figure import Figure
+
+    from ppfleet.html.chart import COLORS, svg
+
+    rows = [len(case["values"]) for case in cases]
+    width, height = 660, sum(18 * count + 42 for count in rows)
+    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+    figure.get_layout_engine().set(h_pad=8 / 72)
+    groups = figure.subplots(len(cases), squeeze=False, height_ratios=rows)[:, 0]
+    for axes, case in zip(groups, cases):
+        names, values = list(case["values"]), list(case["values"].values())
+        colors = [COLORS["c0" if name.startswith("ours") else "line"] for name in names]
+        bars = axes.barh(range(len(names)), values, color=colors)
+        axes.bar_label(bars, [number(value) for value in values], padding=5, color=COLORS["soft"], size=12)
+        axes.set_yticks(range(len(names)), names)
+        axes.set(xlim=(0, 1.15 * max(values)), ylim=(len(names) - 0.5, -0.5), xticks=[])
+        axes.tick_params(length=0, labelsize=12, labelcolor=COLORS["soft"])
+        axes.spines[:].set_visible(False)
+        axes.set_title(f"{case['title']} ({case['unit']})", loc="left", color=COLORS["soft"], size=12, weight="bold")
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+    return svg(figure, "benchmark").replace("<svg ", opening, 1).replace(">", f"><style>{_STYLE}</style>", 1) + "\n"
 
 
 def number(value: float) -> str:

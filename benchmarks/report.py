@@ -72,25 +72,29 @@ def plot(cases: list[dict[str, Any]]) -> str:
     """Bars, a group for each case; readable on light and dark pages."""
     from matplotlib.figure import Figure
 
-    from ppfleet.html.chart import COLORS, svg
+    from ppfleet.html.chart import COLORS, style, svg
 
     rows = [len(case["values"]) for case in cases]
     width, height = 660, sum(18 * count + 42 for count in rows)
-    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
-    figure.get_layout_engine().set(h_pad=8 / 72)
-    groups = figure.subplots(len(cases), squeeze=False, height_ratios=rows)[:, 0]
-    for axes, case in zip(groups, cases):
-        names, values = list(case["values"]), list(case["values"].values())
-        colors = [COLORS["c0" if name.startswith("ours") else "line"] for name in names]
-        bars = axes.barh(range(len(names)), values, color=colors)
-        axes.bar_label(bars, [number(value) for value in values], padding=5, color=COLORS["soft"], size=12)
-        axes.set_yticks(range(len(names)), names)
-        axes.set(xlim=(0, 1.15 * max(values)), ylim=(len(names) - 0.5, -0.5), xticks=[])
-        axes.tick_params(length=0, labelsize=12, labelcolor=COLORS["soft"])
-        axes.spines[:].set_visible(False)
-        axes.set_title(f"{case['title']} ({case['unit']})", loc="left", color=COLORS["soft"], size=12, weight="bold")
+    with style("benchmark"):
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+        figure.get_layout_engine().set(h_pad=8 / 72)
+        groups = figure.subplots(len(cases), squeeze=False, height_ratios=rows)[:, 0]
+        for axes, case in zip(groups, cases):
+            names, values = list(case["values"]), list(case["values"].values())
+            colors = [COLORS["c0" if name.startswith("ours") else "line"] for name in names]
+            bars = axes.barh(range(len(names)), values, color=colors)
+            axes.bar_label(bars, [number(value) for value in values], padding=5, color=COLORS["soft"], size=12)
+            axes.set_yticks(range(len(names)), names)
+            axes.set(xlim=(0, 1.15 * max(values)), ylim=(len(names) - 0.5, -0.5), xticks=[])
+            axes.tick_params(length=0, labelsize=12, labelcolor=COLORS["soft"])
+            axes.spines[:].set_visible(False)
+            axes.set_title(
+                f"{case['title']} ({case['unit']})", loc="left", color=COLORS["soft"], size=12, weight="bold"
+            )
+        drawn = svg(figure)
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-    return svg(figure, "benchmark").replace("<svg ", opening, 1).replace(">", f"><style>{_STYLE}</style>", 1) + "\n"
+    return drawn.replace("<svg ", opening, 1).replace(">", f"><style>{_STYLE}</style>", 1) + "\n"
 
 
 def number(value: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -46,13 +47,15 @@ def line_chart(title: str, series: Mapping[str, Points], x_name: str, marks: Seq
     }
     told = [_spoken(name, points, x_name) for name, points in finite.items()]
     told += [f"Mark {n} at {x_name} {number(x)}: {what}." for n, (x, what) in enumerate(marks, 1)]
-    svg = _draw(title, {name: lines[name] for name in finite}, x_name, marks) if finite else ""
+    svg = ""
+    if finite:
+        with style(title):
+            svg = _draw({name: lines[name] for name in finite}, x_name, marks)
     legend = {name: points[-1][1] for name, points in finite.items()}
     return Chart(title, x_name, legend, " ".join([f"{title}, over {x_name}.", *told]), svg)
 
 
-def _draw(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[tuple[float, str]]) -> str:
-    import matplotlib
+def _draw(lines: Mapping[str, Points], x_name: str, marks: Sequence[tuple[float, str]]) -> str:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -62,8 +65,7 @@ def _draw(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
     for n, (name, points) in enumerate(lines.items()):
         texts = [f"{name}: {number(y)} at {x_name} {number(x)}" for x, y in points if math.isfinite(y)]
         color, dots = COLORS[f"c{n % 6}"], "o" if len(texts) <= _FEW else ""
-        with matplotlib.rc_context({"path.simplify_threshold": 0.5}):  # pixels: a long line keeps its peaks
-            axes.plot(*zip(*points), color=color, linewidth=2, marker=dots, markersize=5, gid=f"line{n}", clip_on=False)
+        axes.plot(*zip(*points), color=color, linewidth=2, marker=dots, markersize=5, gid=f"line{n}", clip_on=False)
         tooltips[f"line{n}"] = texts if dots else [name]
     for n, (x, what) in enumerate(marks, 1):
         axes.axvline(x, color=COLORS["failed"], linewidth=2, linestyle="--", gid=f"mark{n}")
@@ -81,18 +83,29 @@ def _draw(title: str, lines: Mapping[str, Points], x_name: str, marks: Sequence[
     axes.tick_params(length=0, labelcolor=COLORS["soft"], labelsize=13)
     axes.grid(axis="y", color=COLORS["line"], linewidth=1)
     axes.spines[:].set_visible(False)
-    return svg(figure, title, tooltips)
+    return svg(figure, tooltips)
 
 
-def svg(figure: Figure, name: str, tooltips: Mapping[str, Sequence[str]] | None = None) -> str:
-    """A figure as an element of a page: the same bytes for the same figure. `name` keeps the ids of several figures
-    apart; `tooltips` are for the dots of a line, or for the whole, by the `gid` that it was given."""
+@contextmanager
+def style(name: str) -> Iterator[None]:
+    """How figures are drawn, whatever the user's matplotlibrc says. `name` keeps the ids of several in a page apart."""
     import matplotlib
 
-    salt = name.encode(errors="backslashreplace").decode()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["svg.hashsalt"] = name.encode(errors="backslashreplace").decode()
+        matplotlib.rcParams["svg.fonttype"] = "none"
+        matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]
+        matplotlib.rcParams["text.parse_math"] = False
+        matplotlib.rcParams["path.simplify_threshold"] = 0.5  # pixels: a long line becomes short and keeps its peaks
+        yield
+
+
+def svg(figure: Figure, tooltips: Mapping[str, Sequence[str]] | None = None) -> str:
+    """A figure as an element of a page: the same bytes for the same figure. `tooltips` are for the dots of a line, or
+    for the whole, by the `gid` that it was given. Call it within `style`."""
     file = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.sans-serif": ["DejaVu Sans"]}):
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(file.getvalue())
     root.attrib = {"viewBox": root.attrib["viewBox"]}
     for element in root.iter():

@@ -67,6 +67,15 @@ def test_a_chart_has_the_colors_of_the_page_and_is_the_same_every_time():
     assert ids[0] and ids[1] and not set(ids[0]) & set(ids[1])  # they may stand in one page
 
 
+def test_a_chart_does_not_depend_on_the_users_style():
+    import matplotlib
+
+    lines = {"a $x$": [(0, 1), (1, 2)]}
+    with matplotlib.rc_context({"text.usetex": True, "lines.linestyle": ":", "font.size": 30, "axes.grid": True}):
+        changed, size = line_chart("loss", lines, "step"), matplotlib.rcParams["font.size"]
+    assert changed == line_chart("loss", lines, "step") and size == 30
+
+
 def test_a_chart_is_told_in_words():
     chart = line_chart("top1", {"a & b": [(1, 0.5), (3, 0.25)]}, "epoch")
     assert chart.description == "top1, over epoch. a & b: from 0.5 at epoch 1 to 0.25 at 3, between 0.25 and 0.5."

@@ -63,7 +63,7 @@ class Host:
                 words = process.cmdline()
             except psutil.Error:  # it has just ended
                 continue
-            found.append((process, "guard" if "guard.py" in " ".join(words[:3]) else
+            found.append((process, "guard" if "process_tree.py" in " ".join(words[:3]) else
                           "launcher" if "paddle.distributed.launch" in words else
                           "trainer" if any("train.py" in word for word in words) else "other"))  # fmt: skip
         return found

@@ -262,7 +262,9 @@ def hanging(repo, script="train", body="print('now I hang', flush=True); time.sl
 
 
 def guard_of(runner):
-    return next(child for child in psutil.Process(runner.pid).children() if "guard.py" in " ".join(child.cmdline()))
+    return next(
+        child for child in psutil.Process(runner.pid).children() if "process_tree.py" in " ".join(child.cmdline())
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -91,8 +91,8 @@ def evaluation(directory, seen, show=None):
 
 def write_checkpoints(directory, count=2):
     state = json.dumps({"step": 12, "epoch": 1, "metrics": {"top1": 0.5}})
-    writers = {name: (lambda path: path.write_text(state)) for name in manifest.PARTS}
-    return [manifest.write(directory / "checkpoints", 12 * n, writers, best=n == 1) for n in range(1, count + 1)]
+    parts = dict.fromkeys(manifest.PARTS, state.encode())
+    return [manifest.write(directory / "checkpoints", 12 * n, parts, best=n == 1) for n in range(1, count + 1)]
 
 
 def killed_and_resumed(story):
@@ -295,6 +295,7 @@ def test_starts_whose_records_are_gone(story):
         story.now = story.began + 1
         write_history(story, ranks=1, first=10 * start, steps=[10 * start + 5])
         rank = story.rank(0, 1, run=f"token{start}")
+        rank.flight.remove_old()
         rank.flight.step = 10 * start
         rank.say(story.train([rank], 5) + 10, "terminated")
     found = run.collect([story.directory]).starts

@@ -49,7 +49,7 @@ from ppfleet.training.model import (
     unwrap,
 )
 from ppfleet.training.precision import Precision, plain
-from ppfleet.training.state import Place
+from ppfleet.training.state import TrainingState
 from ppfleet.training.step import ON_NAN, Stepper
 from ppfleet.watchdog.diagnosis import Limits
 
@@ -111,7 +111,7 @@ class Job:
         _crash_at_once()
         self.comm.watch.take_sigterm()
         self.precision = Precision(amp, amp_dtype, row)
-        self._place = Place()
+        self._state = TrainingState()
         self._epochs = 0  # how many there are to be
         self._stepper: Stepper | None = None
         self._board: Board | None = None
@@ -143,7 +143,7 @@ class Job:
     @property
     def epoch(self) -> int:
         """The epoch at hand, from 0; after the last one, how many there were."""
-        return self._place.epoch
+        return self._state.epoch
 
     @property
     def best(self) -> float | None:
@@ -153,12 +153,12 @@ class Job:
     @property
     def step(self) -> int:
         """Steps of the optimizer since the beginning of training."""
-        return self._stepper.step if self._stepper else 0
+        return self._state.step
 
     @property
     def skipped(self) -> int:
         """Steps left out because a loss or gradient was not finite."""
-        return self._stepper.skipped if self._stepper else 0
+        return self._state.skipped
 
     @property
     def board(self) -> Board:
@@ -200,9 +200,10 @@ class Job:
         self._net = net  # the user's own; what prepare returns may be wrapped
         wrapped = net if self.world.alone else paddle.DataParallel(net)
         exchange = Exchange(self.comm, self._parameters, statistics, float_buffers(net), cpu.all_finite)
-        self._stepper = Stepper(self.comm, self.precision, exchange, wrapped, optimizer)
-        self._stepper.accumulate, self._stepper.on_nan = self.accumulate, self.on_nan
-        self._saver = Saver(self.comm, self._run, self.seed, net, self._stepper, self._parameters)
+        self._stepper = Stepper(
+            self.comm, self._state, self.precision, exchange, wrapped, optimizer, self.accumulate, self.on_nan
+        )
+        self._saver = Saver(self._run, self.seed, net, self._stepper, self._parameters)
         self.settings.update(parameters=sum(int(p.size) for p in self._parameters.values()), optimizer=settings)
         return wrapped, optimizer
 
@@ -232,31 +233,31 @@ class Job:
         }
         loader = make_loader(dataset, plan, workers, collate, self.world.local_size)
         loader.gather = None if self.world.alone else self.comm.gather
-        loader.epoch_of_job = lambda: (self.epoch, self._place.in_epochs)
+        loader.epoch_of_job = lambda: (self.epoch, self._state.in_epochs)
         return loader
 
     # The loop
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to do, of `count` in all."""
-        stepper, place = self._ready("job.epochs"), self._place
+        stepper, state = self._ready("job.epochs"), self._state
         self._epochs = count
-        if place.epoch >= count:
-            log.info(f"nothing to do: {place.epoch} of {count} epochs are done already")
-        if place.interrupted:  # the loop before, in this process: a notebook's cell is run again
+        if state.epoch >= count:
+            log.info(f"nothing to do: {state.epoch} of {count} epochs are done already")
+        if state.interrupted:  # the loop before, in this process: a notebook's cell is run again
             self._saver.loop_ended()
             stepper.drop_batch()
         try:
-            for epoch in range(place.epoch, count):
-                place.enter_epoch(epoch)
-                self.comm.watch.in_loop = True
+            for epoch in range(state.epoch, count):
+                state.enter_epoch(epoch)
+                self._tell_watchdog()
                 self._seed_all(epoch)
                 yield epoch
-                place.leave_epoch()
-                self._saver.amend(place)
+                state.leave_epoch()
+                self._saver.amend()
         finally:
-            place.leave_epochs()
-            self.comm.watch.in_loop = False
+            state.leave_epochs()
+            self._tell_watchdog()
 
     def steps(self, loader: Loader) -> Iterator[Any]:
         """The batches of this epoch that are still to do, with progress, checkpoints and generators seeded for each.
@@ -264,72 +265,89 @@ class Job:
         An epoch of job.epochs may have several such loops. After a resume in the middle of one, those before it are
         skipped; what the script does between them is run again.
         """
-        stepper, place = self._ready("job.steps"), self._place
-        if not isinstance(loader, Loader):
-            raise FleetError(f"job.steps takes what job.loader returns, not a {type(loader).__name__}")
-        if not stepper.called:
-            raise FleetError("job.steps inside of another job.steps: a job goes over one training set at a time")
-        self._own_directory()
-        order = {"samples": loader.plan.length, "shuffle": loader.plan.shuffle}
-        begins = place.begin_loop(order)
-        if place.skipped:
-            self._saver.loop_repeated()
-        if not begins:
+        stepper, state = self._ready("job.steps"), self._state
+        if not self._begin_loop(loader, stepper):
             return
-        place.skipped = False
-        if place.doubt:
-            log.info(place.doubt)
-        self._saver.amend(place)
-        loader.begin(place.order_key, place.position, TRAINING)
         left = loader.steps_left
-        if left is None and self.accumulate > 1:
-            raise FleetError(
-                "accumulate needs a data set with a length: a stream's last step cannot be known in advance"
-            )
-        if self.settings.agree(self.comm, self._run, loader, self.accumulate) and self.world.first:
-            self.board.begin(self.step, self.world.size)
-        label = f"epoch: [{place.epoch + 1}/{self._epochs or '?'}]"
+        label = f"epoch: [{state.epoch + 1}/{self._epochs or '?'}]"
         progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
-        batches = iter(loader)
-        over, depth = False, len(self.flight.open)
-        self.comm.watch.in_loop = True
+        batches, depth = iter(loader), len(self.flight.open)
         try:
-            while True:
-                asked = time.perf_counter()
-                with self.flight.during("data", "next batch"):
-                    batch = next(batches, _END)
-                if batch is _END:
-                    break
-                progress.waited(time.perf_counter() - asked)
-                place.ahead = loader.position
+            while (batch := self._next_batch(batches, progress)) is not _END:
+                state.ahead = loader.position
                 stepper.begin(loader, left)
-                self._seed_all(place.order_key, place.ahead, self.world.rank + 1)
-                entry = self.flight.enter("step", f"step {stepper.step + 1}", str(place))
+                self._seed_all(state.order_key, state.ahead, self.world.rank + 1)
+                entry = self.flight.enter("step", f"step {state.step + 1}", str(state))
                 yield batch
                 self.flight.leave(entry)
-                stepper.end(str(place))
+                stepper.end()
                 left = None if left is None else left - 1
-                if progress.step() and self.world.first:
-                    self._report(loader, progress)
-                self._saver.amend(place)
-                if self.save_every and not stepper.done and stepper.step % self.save_every == 0:
-                    self.save()
-                if stepper.asked and not stepper.done:
-                    self._preempt()
-            over = True
-            place.end_loop()
+                self._end_batch(loader, progress)
+            state.end_loop()
             self._saver.loop_ended()
         finally:
             progress.close()
             stepper.abandon()
             self.flight.unwind(depth)
-            if not over:
-                place.leave_loop()
-            self.comm.watch.in_loop = place.in_epochs
+            if state.running:
+                state.leave_loop()
+            self._tell_watchdog()
+
+    def _begin_loop(self, loader: Loader, stepper: Stepper) -> bool:
+        """Check and announce a loop over `loader`; false if a checkpoint says that it is done."""
+        state = self._state
+        if not isinstance(loader, Loader):
+            raise FleetError(f"job.steps takes what job.loader returns, not a {type(loader).__name__}")
+        if not stepper.called:
+            raise FleetError("job.steps inside of another job.steps: a job goes over one training set at a time")
+        if loader.steps_left is None and self.accumulate > 1:
+            raise FleetError(
+                "accumulate needs a data set with a length: a stream's last step cannot be known in advance"
+            )
+        self._own_directory()
+        begins = state.begin_loop({"samples": loader.plan.length, "shuffle": loader.plan.shuffle})
+        if state.repeats_loop:
+            self._saver.loop_repeated()
+        if begins:
+            state.repeats_loop = False
+            if state.doubt:
+                log.info(state.doubt)
+            self._saver.amend()
+            loader.begin(state.order_key, state.position, TRAINING)
+            if self.settings.agree(self.comm, self._run, loader, self.accumulate) and self.world.first:
+                self.board.begin(self.step, self.world.size)
+            self._tell_watchdog()
+        return begins
+
+    def _next_batch(self, batches: Iterator[Any], progress: log.Progress) -> Any:
+        asked = time.perf_counter()
+        with self.flight.during("data", "next batch"):
+            batch = next(batches, _END)
+        if batch is not _END:
+            progress.waited(time.perf_counter() - asked)
+        return batch
+
+    def _end_batch(self, loader: Loader, progress: log.Progress) -> None:
+        """What may be due between two batches: a line, a checkpoint, the end."""
+        state = self._state
+        if progress.step() and self.world.first:
+            self._report(loader, progress)
+        self._saver.amend()
+        if state.done:
+            return
+        if self.save_every and state.step % self.save_every == 0:
+            self.save()
+        if state.preempted:
+            self._preempt()
+
+    def _tell_watchdog(self) -> None:
+        """What it must know when SIGTERM comes: is there a step boundary ahead, is there something to save?"""
+        self.comm.watch.in_loop = self._state.running or self._state.in_epochs
+        self.comm.watch.unsaved = self._state.unsaved
 
     def _preempt(self) -> NoReturn:
         """All ranks are here, after the same step: one checkpoint, and the end."""
-        if not self._saver.has(self._place):
+        if not self._saver.is_current():
             self.save()
         self._end_preempted()
 
@@ -342,12 +360,8 @@ class Job:
 
     def backward(self, loss: Any) -> None:
         """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
-        stepper = self._ready("job.backward")
-        stepper.backward(loss, str(self._place))
-        if not stepper.done:
-            self._place.position = self._place.ahead  # from here on a job.save includes the batches of this step
-            self.comm.watch.unsaved = True
-            stepper.torn = False
+        self._ready("job.backward").backward(loss)
+        self._tell_watchdog()
 
     def _report(self, loader: Loader, progress: log.Progress) -> None:
         stepper = self._ready("this")
@@ -386,8 +400,8 @@ class Job:
     def _preempt_evaluation(self) -> NoReturn:
         """Some rank was asked to end, and all know it. Nothing of this evaluation counts; one after an epoch is made
         again after the resume, by a loop over steps of which none is left."""
-        stepper = self._stepper
-        if stepper is not None and self.comm.watch.unsaved and not stepper.done and not stepper.torn:
+        state = self._state
+        if state.unsaved and not state.done and not state.torn:
             self._save("max", {}, repeat=True)
             self._end_preempted()
         self.comm.watch.preempted("SIGTERM in an evaluation")
@@ -405,8 +419,8 @@ class Job:
 
     def _save(self, mode: str, metrics: dict[str, float], repeat: bool = False) -> None:
         with self.flight.during("save", "saving"):
-            self._saver.save(self._place, self.card, mode, metrics, repeat)
-        self.comm.watch.unsaved = False
+            self._saver.save(self.card, mode, metrics, repeat)
+        self._tell_watchdog()
 
     def resume(self, source: str | Path = "auto") -> bool:
         """Go on from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
@@ -415,12 +429,12 @@ class Job:
         that checkpoint, or the newest of that run. Without a call, or with "none", a directory that holds a run is
         refused at the first step: see `existing`.
         """
-        stepper = self._ready("job.resume")
-        found, own = self._saver.restore(self._place, self.card, str(source))
+        self._ready("job.resume")
+        found, own = self._saver.restore(self.card, str(source))
         self._owns_directory = own
         if found:
-            self.flight.step = stepper.step
-            self.flight.mark("resumed", f"{found}: epoch {self.epoch}, step {stepper.step}")
+            self.flight.step = self.step
+            self.flight.mark("resumed", f"{found}: epoch {self.epoch}, step {self.step}")
         return bool(found)
 
     def load(self, path: str | Path, strict: bool = True) -> list[str]:

@@ -13,9 +13,7 @@ from ppfleet import log
 from ppfleet._version import __version__
 from ppfleet.checkpoint import manifest, run_directory, tensors
 from ppfleet.checkpoint.run_directory import RunDir
-from ppfleet.distributed.collectives import Comm
 from ppfleet.errors import FleetError
-from ppfleet.training.state import Place
 from ppfleet.training.step import Stepper
 
 _NOT_PROGRESS = ("loops", "assumed")  # what is learnt of the script on the way
@@ -24,8 +22,8 @@ _NOT_PROGRESS = ("loops", "assumed")  # what is learnt of the script on the way
 class Saver:
     """Of one model with its optimizer: `net` is the plain one, `parameters` those that the optimizer updates."""
 
-    def __init__(self, comm: Comm, run: RunDir, seed: int, net: Any, stepper: Stepper, parameters: dict[str, Any]):
-        self.comm, self.run, self.seed = comm, run, seed
+    def __init__(self, run: RunDir, seed: int, net: Any, stepper: Stepper, parameters: dict[str, Any]) -> None:
+        self.comm, self.state, self.run, self.seed = stepper.comm, stepper.state, run, seed
         self.net, self.stepper, self.parameters = net, stepper, parameters
         self.best: float | None = None
         self._warned = False
@@ -35,56 +33,54 @@ class Saver:
         self._start = tensors.schedule_settings(stepper.optimizer._learning_rate)
         self._at_loop_end: dict[str, Any] | None = None  # the schedule's state where the last loop ended
 
-    def has(self, place: Place) -> bool:
-        """Whether the newest checkpoint is of this very place."""
-        return self._last == (self.stepper.step, place.to_save())
+    def is_current(self) -> bool:
+        """Whether the newest checkpoint is of this very point."""
+        return self._last == (self.state.step, self.state.to_save())
 
-    def save(
-        self, place: Place, card: dict[str, Any], mode: str, metrics: dict[str, float], repeat: bool = False
-    ) -> None:
+    def save(self, card: dict[str, Any], mode: str, metrics: dict[str, float], repeat: bool = False) -> None:
         """`repeat`: a resume does again what follows the loop that has just ended."""
-        stepper = self.stepper
+        state = self.state
         if mode not in ("max", "min"):
             raise FleetError(f"mode={mode!r} is neither max nor min")
-        if stepper.done:
+        if state.done:
             raise FleetError(
-                f"job.save in the middle of a step ({stepper.done} of {stepper.group} batches): save between steps"
+                f"job.save in the middle of a step ({state.done} of {state.group} batches): save between steps"
             )
-        if stepper.torn:
+        if state.torn:
             raise FleetError(
                 "job.save after a step that was interrupted halfway: the weights are between two steps; resume instead"
             )
         score = next((float(value) for value in metrics.values()), math.nan)
         best = self._is_best(score, mode)
         facts = {
-            **self._progress(place, repeat),
+            **self._progress(repeat),
             "seed": self.seed,
             "ranks": self.comm.world.size,
             "best": score if best else self.best,
             "is_best": best,
-            "skipped": stepper.skipped,
             "metrics": {name: float(value) for name, value in metrics.items()},
             "card": card,
-            "scaler": stepper.precision.state(),
+            "scaler": self.stepper.precision.state(),
             "paddle": paddle.__version__,
             "ppfleet": __version__,
         }
         written = self._write(facts)
-        self._in_loop = (place.epoch, place.loop) if place.running else None
+        self._in_loop = (self.state.epoch, self.state.loop) if self.state.running else None
+        state.saved()
         self.best = facts["best"]
         log.info(f"saved {written}" + (f", the best so far: {log.number(score)}" if best else ""))
 
-    def amend(self, place: Place) -> None:
+    def amend(self) -> None:
         """Write the newest checkpoint again where the script has gone on since without a step: a learning-rate schedule
         stepped after job.save, a further loop in an epoch that was taken for over. A resume would go wrong by that."""
         if self._written is None:
             return
         before, facts = self._written
-        if facts["step"] != self.stepper.step or self.stepper.done or self.stepper.torn:
+        if facts["step"] != self.state.step or self.state.done or self.state.torn:
             return
-        if self._in_loop and (self._in_loop != (place.epoch, place.loop) or not place.running):
+        if self._in_loop and (self._in_loop != (self.state.epoch, self.state.loop) or not self.state.running):
             return  # what follows that loop is done again after a resume
-        now = self._progress(place, repeat=False)
+        now = self._progress(repeat=False)
         if all(facts[name] == value for name, value in now.items() if name not in _NOT_PROGRESS):
             return
         if facts["schedule"] != now["schedule"] and not self._warned:
@@ -108,11 +104,11 @@ class Saver:
     def _schedule(self) -> dict[str, Any]:
         return tensors.schedule_state(self.stepper.optimizer._learning_rate, self._start)
 
-    def _progress(self, place: Place, repeat: bool) -> dict[str, Any]:
+    def _progress(self, repeat: bool) -> dict[str, Any]:
         """How far training is: what changes from one checkpoint to the next."""
-        schedule = self._at_loop_end if place.repeats(repeat) else None
+        schedule = self._at_loop_end if self.state.repeats(repeat) else None
         schedule = self._schedule() if schedule is None else schedule
-        return {**place.facts(repeat), "step": self.stepper.step, "schedule": schedule}
+        return {**self.state.facts(repeat), "schedule": schedule}
 
     def _is_best(self, score: float, mode: str) -> bool:
         if math.isnan(score) or self.best is None:
@@ -137,7 +133,7 @@ class Saver:
         self._written = Path(written), facts
         return written
 
-    def restore(self, place: Place, card: dict[str, Any], source: str) -> tuple[str, bool]:
+    def restore(self, card: dict[str, Any], source: str) -> tuple[str, bool]:
         """What it was restored from, empty if there is nothing; and whether that is of this run.
 
         `source` is auto, none, or a path: rank 0's counts."""
@@ -157,14 +153,16 @@ class Saver:
         }
         facts = run_directory.restore(parts, found, self.seed, card, self.net, stepper.optimizer, self.parameters)
         stepper.precision.restore(facts["scaler"])
-        stepper.step, stepper.skipped, stepper.torn = facts["step"], facts["skipped"], False
         stepper.exchange.remember()
-        place.restore(facts)
+        self.state.restore(facts)
         self.best = facts["best"] if own else None  # another run's: this directory holds no weights of it
-        self._last, self._written = (stepper.step, place.to_save()), None
-        self._at_loop_end = facts["schedule"] if place.loop else None
+        self._last, self._written = (self.state.step, self.state.to_save()), None
+        self._at_loop_end = facts["schedule"] if self.state.loop else None
         if source == "auto":
             self.comm.on_first(lambda: self.run.mend(Path(found), self.net, facts), "mending of links")
         ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.comm.world.size else ""
-        log.info(f"resumed from {found}{ranks}: epoch {place.epoch}, step {stepper.step}, sample {place.position}")
+        log.info(
+            f"resumed from {found}{ranks}: epoch {self.state.epoch}, step {self.state.step}, "
+            f"sample {self.state.position}"
+        )
         return str(found), own

@@ -1,4 +1,7 @@
-"""Where in training a job is: its epoch, how much of that is consumed, and what a checkpoint says of it. Pure."""
+"""The one training state: epoch, position, steps, the batches at hand, and whether all of it is saved. Pure.
+
+Others change it through its named transitions only; what a checkpoint stores of the progress is this object.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from ppfleet.errors import CheckpointError
 
 
 @dataclass
-class Place:
+class TrainingState:
     """Positions count samples of a loop over all ranks, so that they mean the same to any number of ranks.
 
     Inside of job.epochs an epoch may have several loops over job.steps; without it, each loop is an epoch.
     """
 
+    step: int = 0  # of the optimizer, since the beginning of training
+    skipped: int = 0  # steps left out because a loss or gradient was not finite
     epoch: int = 0
     loop: int = 0  # loops of this epoch that are done
     position: int = 0  # consumed by the running loop in steps that are made
@@ -25,7 +30,12 @@ class Place:
     running: bool = False  # the script is inside of `for batch in job.steps(...)`
     left: bool = False  # the last loop over job.steps was left before its end
     assumed: int | None = None  # a checkpoint took the epoch for over after so many loops, without knowing `loops`
-    skipped: bool = False  # loops of this epoch that were done before
+    done: int = 0  # batches of the running step that went through backward
+    group: int = 0  # and batches in all of it
+    torn: bool = False  # a step was interrupted halfway: the weights are between two steps
+    unsaved: bool = False  # there are steps that no checkpoint has
+    preempted: bool = False  # some rank was asked to end: all ranks know it since the same step
+    repeats_loop: bool = False  # loops of this epoch were done before, and are skipped
     _begun: int = 0  # loops that the script began in this pass through the epoch
     _finished: tuple[int, int] | None = None  # epoch and position at the end of a loop outside of job.epochs
 
@@ -33,7 +43,7 @@ class Place:
         if epoch != self.epoch:
             self._start_of(epoch)
         # What a loop has left in its middle when job.epochs was left too (an exception, Ctrl-C) is still to do.
-        self.in_epochs, self.left, self.skipped, self._begun = True, False, False, 0
+        self.in_epochs, self.left, self.repeats_loop, self._begun = True, False, False, 0
 
     def leave_epoch(self) -> None:
         if self._begun:
@@ -52,7 +62,7 @@ class Place:
         if self.in_epochs:
             self._begun += 1
             if self._begun <= self.loop:
-                self.skipped = True
+                self.repeats_loop = True
                 return False
         if self.position and self.order != order:
             raise CheckpointError(
@@ -71,6 +81,49 @@ class Place:
     def leave_loop(self) -> None:
         """Before its end: by a break, or by an exception."""
         self.running, self.left = False, True
+
+    # Steps
+
+    def begin_step(self, batches: int) -> None:
+        """Of so many batches; dropped if the loop is left before the last of them."""
+        self.done, self.group = 0, batches
+
+    def batch_done(self) -> bool:
+        """A batch went through backward; true if it was the last of its step."""
+        self.done += 1
+        return self.done == self.group
+
+    def drop_batches(self) -> None:
+        self.done = 0
+
+    def exchange_done(self, preempted: bool) -> None:
+        """All ranks have the same gradients: the step counts."""
+        self.done, self.preempted = 0, preempted
+        self.step += 1
+
+    def step_refused(self) -> None:
+        """It was not finite and is not made: the weights are those of the step before."""
+        self.step -= 1
+
+    def step_skipped(self) -> None:
+        self.skipped += 1
+        self._consumed()
+
+    def begin_update(self) -> None:
+        """The optimizer changes the weights from here on."""
+        self.torn = True
+
+    def step_made(self) -> None:
+        self.torn = False
+        self._consumed()
+
+    def _consumed(self) -> None:
+        self.position, self.unsaved = self.ahead, True  # from here on a save includes the batches of this step
+
+    def saved(self) -> None:
+        self.unsaved = False
+
+    # Checkpoints
 
     @property
     def interrupted(self) -> bool:
@@ -118,14 +171,22 @@ class Place:
         saved = self.to_save(repeat)
         guessed = self.loops is None and saved["epoch"] > self.epoch
         done = self.loop + (self.left and self.in_epochs)
-        return {**saved, "order": self.order, "loops": self.loops, "assumed": done if guessed else None}
+        return {
+            **saved,
+            "step": self.step,
+            "skipped": self.skipped,
+            "order": self.order,
+            "loops": self.loops,
+            "assumed": done if guessed else None,
+        }
 
     def restore(self, facts: dict[str, Any]) -> None:
         self._start_of(facts["epoch"])
         self.position, self.order = facts["position"], facts["order"]
         self.loop = facts.get("loop", 0)  # the first version knew one loop an epoch
         self.loops, self.assumed = facts.get("loops"), facts.get("assumed")
-        self.running = False
+        self.step, self.skipped = facts["step"], facts["skipped"]
+        self.running = self.torn = self.unsaved = False
 
     def _after_loop(self) -> None:
         if self.in_epochs:

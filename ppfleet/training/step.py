@@ -14,6 +14,7 @@ from ppfleet.errors import FleetError, MismatchError, NonFiniteError
 from ppfleet.training.gradients import Exchange, Vitals
 from ppfleet.training.model import only_reads_gradients
 from ppfleet.training.precision import Precision
+from ppfleet.training.state import TrainingState
 
 ON_NAN = ("stop", "skip")
 
@@ -21,18 +22,22 @@ ON_NAN = ("stop", "skip")
 class Stepper:
     """Counts batches into steps. A step is `accumulate` batches, fewer at the end of an epoch."""
 
-    def __init__(self, comm: Comm, precision: Precision, exchange: Exchange, net: Any, optimizer: Any) -> None:
-        self.comm, self.precision, self.exchange = comm, precision, exchange
-        self.net, self.optimizer = net, optimizer
-        self.accumulate, self.on_nan = 1, "stop"
-        self.step = 0  # of the optimizer, since the beginning of training
-        self.skipped = 0  # steps left out because of NaN
+    def __init__(
+        self,
+        comm: Comm,
+        state: TrainingState,
+        precision: Precision,
+        exchange: Exchange,
+        net: Any,
+        optimizer: Any,
+        accumulate: int = 1,
+        on_nan: str = ON_NAN[0],
+    ) -> None:
+        self.comm, self.state, self.precision, self.exchange = comm, state, precision, exchange
+        self.net, self.optimizer, self.accumulate, self.on_nan = net, optimizer, accumulate, on_nan
         self.loss = math.nan  # of the last good step, the mean over all ranks
-        self.done = self.group = 0  # batches, and batches in all, of the running step
-        self.share = 1.0  # of the batch in hand in its step: by samples
-        self.torn = False  # whether the weights may be between two steps
         self.called = True  # whether the batch in hand has been through backward
-        self.asked = False  # whether a rank was asked to end: all ranks learn it at the same step
+        self._share = 1.0  # of the batch in hand in its step: by samples
         self._sum = 0.0
         self._samples = 0
         exchange.lent = only_reads_gradients(optimizer)
@@ -40,42 +45,43 @@ class Stepper:
 
     def begin(self, loader: Loader, left: int | None) -> None:
         """A batch is about to be handed out; `left` counts it and those after it in this epoch."""
-        if self.done == 0:
-            self.group = self.accumulate if left is None else min(self.accumulate, left)
+        state = self.state
+        if state.done == 0:
+            state.begin_step(self.accumulate if left is None else min(self.accumulate, left))
             ahead = loader.plan.length - (loader.position - loader.real)
-            self._samples = min(self.group * loader.plan.global_batch, ahead)
+            self._samples = min(state.group * loader.plan.global_batch, ahead)
         # By samples, not 1 / group: the last batch of an epoch may be partly padding.
-        self.share = loader.real / self._samples if self.group > 1 else 1.0
+        self._share = loader.real / self._samples if state.group > 1 else 1.0
         self.called = False
         if isinstance(self.net, paddle.DataParallel):
             # On cards Paddle's reducer overlaps with the last backward pass of a step; on gloo it must never run.
-            self.net.grad_need_sync = self.comm.device.overlaps_exchange and self.done == self.group - 1
+            self.net.grad_need_sync = self.comm.device.overlaps_exchange and state.done == state.group - 1
 
-    def backward(self, loss: Any, where: str) -> None:
+    def backward(self, loss: Any) -> None:
+        state = self.state
         if self.called:
             raise FleetError("job.backward belongs inside `for batch in job.steps(loader)`, once for each batch")
-        if self.torn:
+        if state.torn:
             raise FleetError(
                 "the step before was interrupted while the optimizer changed the weights, which are now between two "
                 "steps: call job.resume() to go back to the last checkpoint"
             )
-        if self.done == 0:
+        if state.done == 0:
             self._refuse_leftovers()
         if loss.size != 1:
             raise FleetError(
                 f"job.backward needs a single number, this loss has shape {list(loss.shape)}: take its mean"
             )
         self.called = True
-        self._sum += float(loss.item()) * self.share
-        scaled = self.precision.scaler.scale(loss * self.share if self.group > 1 else loss)
+        self._sum += float(loss.item()) * self._share
+        scaled = self.precision.scaler.scale(loss * self._share if state.group > 1 else loss)
         if self.comm.device.overlaps_exchange and not self.comm.world.alone and self.net.grad_need_sync:
             with self.comm.overlapped("backward and all-reduce"):  # Paddle's reducer waits for the others in there
                 scaled.backward()
         else:
             scaled.backward()
-        self.done += 1
-        if self.done == self.group:
-            self._finish(where)
+        if state.batch_done():
+            self._finish()
 
     def _refuse_leftovers(self) -> None:
         """Gradients of another loss would be added to this one's without a word. (Zeros, as clear_grad() leaves them,
@@ -94,22 +100,24 @@ class Stepper:
         self._clear()
         self.exchange.forget_step()
 
-    def end(self, where: str) -> None:
+    def end(self) -> None:
         """The loop has come back for the next batch."""
         if not self.called:
             raise FleetError(
-                f"a batch went by without job.backward on {self.comm.world.name()} ({where}): every rank must call it "
-                f"for every batch, or the others wait; to leave a batch out, multiply its loss by 0"
+                f"a batch went by without job.backward on {self.comm.world.name()} ({self.state}): every rank must "
+                f"call it for every batch, or the others wait; to leave a batch out, multiply its loss by 0"
             )
 
     def abandon(self) -> None:
         """The epoch is over, or its loop was left: gradients that wait for more batches are dropped."""
         self.called = True
-        if self.done:
+        if self.state.done:
             log.say(
-                f"{self.done} of {self.group} accumulated batches made no step when the loop was left and are dropped"
+                f"{self.state.done} of {self.state.group} accumulated batches made no step when the loop was left and "
+                f"are dropped"
             )
-            self.done, self._sum = 0, 0.0
+            self.state.drop_batches()
+            self._sum = 0.0
             self._clear()
 
     def _clear(self) -> None:
@@ -117,23 +125,24 @@ class Stepper:
         for parameter in self._everything:
             parameter.clear_gradient(False)
 
-    def _finish(self, where: str) -> None:
+    def _finish(self) -> None:
         vitals = self.exchange.reduce(self._sum, self.optimizer.get_lr())
-        self.done, self._sum = 0, 0.0
-        self.step = self.comm.flight.step = self.step + 1
-        where = f"step {self.step}, {where}"
-        self.asked = vitals.end
+        self._sum = 0.0
+        self.state.exchange_done(vitals.end)
+        self.comm.flight.step = self.state.step
+        where = f"step {self.state.step}, {self.state}"
         self._check_rates(vitals, where)
         self._check_weights(vitals, where)
         if self._finite(vitals):
             self.loss = vitals.loss
-            self.torn = True
+            self.state.begin_update()
             self.precision.scaler.step(self.optimizer)
             self.precision.scaler.update()
             self.exchange.remember()
+            self._clear()
+            self.state.step_made()
         else:
             self._skip_or_stop(vitals, where)
-        self._clear()
 
     def _finite(self, vitals: Vitals) -> bool:
         if not vitals.bad and self.comm.device.overlaps_exchange and not self.precision.scaling:
@@ -165,13 +174,13 @@ class Stepper:
         who = ", ".join(self.comm.world.name(rank) for rank in vitals.bad) or "some rank"
         what = f"the loss or a gradient is NaN or infinite on {who} ({where})"
         self.exchange.forget_step()
+        self._clear()
         if self.on_nan == "stop":
-            self._clear()
-            self.step -= 1
-            self.comm.flight.step = self.step
+            self.state.step_refused()
+            self.comm.flight.step = self.state.step
             raise NonFiniteError(
                 f"{what}. The weights are still those of the step before; on_nan='skip' leaves such steps out"
             )
-        self.skipped += 1
+        self.state.step_skipped()
         if self.comm.world.first:
-            log.say(f"step skipped: {what}; {self.skipped} skipped so far")
+            log.say(f"step skipped: {what}; {self.state.skipped} skipped so far")

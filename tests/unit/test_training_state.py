@@ -3,7 +3,7 @@
 import pytest
 
 from ppfleet.errors import CheckpointError
-from ppfleet.training.state import Place
+from ppfleet.training.state import TrainingState
 
 ORDER = {"samples": 100, "shuffle": True}
 
@@ -13,7 +13,7 @@ def at(epoch, loop=0, position=0):
 
 
 def inside(epoch=2, position=30):
-    place = Place()
+    place = TrainingState()
     place.enter_epoch(epoch)
     assert place.begin_loop(ORDER)
     place.position = place.ahead = position
@@ -21,7 +21,7 @@ def inside(epoch=2, position=30):
 
 
 def resumed(facts):
-    place = Place()
+    place = TrainingState()
     place.restore(facts)
     place.enter_epoch(place.epoch)
     return place
@@ -36,7 +36,7 @@ def test_after_the_loop_of_an_epoch_comes_the_next_epoch_but_not_before_its_body
 
 
 def test_without_epochs_each_loop_is_one():
-    place = Place()
+    place = TrainingState()
     for epoch in range(2):
         assert place.begin_loop(ORDER) and place.epoch == epoch
         place.position = 96
@@ -49,8 +49,8 @@ def test_what_follows_a_loop_can_be_done_again():
     place.end_loop()
     assert place.to_save(repeat=True) == at(2, loop=1) and place.repeats(repeat=True)
     again = resumed(place.facts(repeat=True))
-    assert not again.begin_loop(ORDER) and again.skipped
-    bare = Place()
+    assert not again.begin_loop(ORDER) and again.repeats_loop
+    bare = TrainingState()
     bare.begin_loop(ORDER)
     bare.position = 96
     bare.end_loop()
@@ -119,11 +119,12 @@ def test_an_epoch_that_was_wrongly_taken_for_over_is_doubted():
     assert "saved after loop 1 over job.steps of epoch 0" in again.doubt
 
 
-def test_a_restored_place_goes_on_in_the_same_order_only():
-    place = resumed({"epoch": 4, "position": 30, "order": ORDER})  # as the first version wrote it
+def test_a_restored_state_goes_on_in_the_same_order_only():
+    old = {"epoch": 4, "position": 30, "order": ORDER, "step": 7, "skipped": 0}  # as version 0.1.0 wrote it
+    place = resumed(old)
     with pytest.raises(CheckpointError, match="middle of an epoch"):
         place.begin_loop({**ORDER, "samples": 101})
-    place = resumed({"epoch": 4, "position": 30, "order": ORDER})
+    place = resumed(old)
     assert place.begin_loop(dict(ORDER))
     place.leave_epoch()
     place.enter_epoch(5)
@@ -134,3 +135,42 @@ def test_its_words_tell_the_batch_at_hand():
     place = inside(position=0)
     place.ahead = 64
     assert str(place) == "epoch 2, samples up to 64"
+
+
+def test_a_step_counts_when_all_ranks_have_exchanged_and_its_samples_when_it_is_made():
+    state = inside(position=0)
+    state.ahead = 16
+    state.begin_step(2)
+    assert not state.batch_done() and state.done == 1
+    state.ahead = 32
+    assert state.batch_done()
+    state.exchange_done(preempted=False)
+    state.begin_update()
+    assert state.torn and state.position == 0 and (state.step, state.done) == (1, 0)
+    state.step_made()
+    assert not state.torn and state.position == 32 and state.unsaved
+    state.saved()
+    assert not state.unsaved
+
+
+def test_a_step_that_is_not_finite_is_skipped_or_refused():
+    state = inside(position=0)
+    state.ahead = 16
+    state.begin_step(1)
+    state.batch_done()
+    state.exchange_done(preempted=True)
+    state.step_refused()
+    assert (state.step, state.skipped, state.position) == (0, 0, 0) and state.preempted
+    state.begin_step(1)
+    state.batch_done()
+    state.exchange_done(preempted=False)
+    state.step_skipped()
+    assert (state.step, state.skipped, state.position) == (1, 1, 16) and not state.preempted
+
+
+def test_what_is_stored_brings_all_of_it_back():
+    state = inside(position=48)
+    state.step, state.skipped, state.torn, state.unsaved = 9, 2, True, True
+    again = resumed(state.facts())
+    assert (again.step, again.skipped, again.epoch, again.position) == (9, 2, 2, 48)
+    assert not again.torn and not again.unsaved

@@ -73,7 +73,7 @@ def run(main: Callable[[], None]) -> NoReturn:
     except FleetError as failure:
         sys.last_value = failure  # what the other ranks are told when they wait for this one
         print(f"error: {failure}", file=sys.stderr, flush=True)
-        sys.exit(getattr(failure, "code", 1))
+        sys.exit(failure.code if isinstance(failure, SystemExit) else 1)
     except BrokenPipeError:  # whoever read the output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

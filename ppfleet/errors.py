@@ -1,37 +1,73 @@
-"""The family of exceptions. Each message says what happened, on which rank, and what to do next."""
+"""The family of exceptions. Each message says what happened, on which rank, and what to do next.
+
+Programs decide by `code`, never by the message: `except ppfleet.FleetError as failure: failure.code == "port_taken"`.
+"""
 
 from __future__ import annotations
 
-STALLED = 76  # exit code of a rank that the watch ended
+from collections.abc import Mapping
+from typing import Any
+
+from ppfleet import foreign
+
+STALLED = 76  # exit code of a rank that the watchdog ended
 PREEMPTED = 75  # exit code after SIGTERM, with everything saved: start again to go on
 
 
 class FleetError(Exception):
     """Anything that ppfleet refuses or cannot do; `except ppfleet.FleetError` catches the whole family."""
 
+    code: Any = "fleet"  # stable; a raising site may choose a finer one
+
+    def __init__(self, text: str = "", *, code: str = "", **fields: Any) -> None:
+        """`fields`: plain data about it, such as `ranks=[1]`, for the flight record and for other ranks."""
+        super().__init__(text)
+        self.fields = fields
+        if code:
+            self.code = code
+
 
 class PaddleMissing(FleetError, ImportError):
     """PaddlePaddle is not installed."""
+
+    code = "paddle_missing"
 
 
 class WorldError(FleetError):
     """The environment describes no possible job: a missing rank, an endpoint listed twice."""
 
+    code = "world"
+
 
 class CommError(FleetError):
-    """A peer died or did not answer, or the backend cannot do what was asked of it."""
+    """A peer died or did not answer, or the backend cannot do what was asked of it.
+
+    Finer codes: `port_taken`, `not_joined`, `peer_lost`.
+    """
+
+    code = "comm"
 
 
 class Stalled(CommError, SystemExit):
-    """The watch ends the job: somebody stood still, or the ranks went different ways. Uncaught it is an exit code."""
+    """The watchdog ends the job: a rank stalled, or the ranks diverged. Uncaught it is an exit code.
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
+    The class's `code` is "stalled"; an instance's is the exit code, as Python reads it from there.
+    """
+
+    code: Any = "stalled"
+
+    def __init__(self, text: str, **fields: Any) -> None:
+        super().__init__(text, **fields)
         self.code = STALLED
 
 
 class Preempted(SystemExit):
-    """SIGTERM came: the end. Uncaught it is an exit code: PREEMPTED where all is saved, 143 where it could not be."""
+    """SIGTERM came: the end. Uncaught it is an exit code: PREEMPTED where all is saved, 143 where it could not be.
+
+    The class's `code` is "preempted"; an instance's is the exit code, as Python reads it from there.
+    """
+
+    code: Any = "preempted"
 
     def __init__(self, text: str, code: int = PREEMPTED) -> None:
         super().__init__(text)
@@ -41,17 +77,25 @@ class Preempted(SystemExit):
 class MismatchError(FleetError):
     """The ranks do not agree on something that must be the same everywhere."""
 
+    code = "mismatch"
+
 
 class DataError(FleetError):
-    """A data set or a loader setting that cannot work."""
+    """A data set or a loader setting that cannot work. Finer code: `worker_died`."""
+
+    code = "data"
 
 
 class NonFiniteError(FleetError):
     """A loss or gradient is NaN or infinite."""
 
+    code = "non_finite"
+
 
 class CheckpointError(FleetError):
     """A checkpoint cannot be written, or does not verify, or does not fit the model."""
+
+    code = "checkpoint"
 
 
 class OutputError(FleetError):
@@ -61,12 +105,34 @@ class OutputError(FleetError):
 class ExportError(FleetError):
     """A model cannot be exported, or its static form answers differently."""
 
+    code = "export"
+
 
 class ConfigError(FleetError):
     """A TIPC text file, or a mode asked of it, that cannot be run as it stands."""
 
+    code = "config"
 
-def named(class_name: str) -> type[FleetError]:
-    """The class of this family with that name, for an error that travelled from another rank as text."""
-    found = globals().get(class_name)
-    return found if isinstance(found, type) and issubclass(found, FleetError) else FleetError
+
+def code_of(failure: BaseException) -> str:
+    """The stable code of any exception: one of ours, `interrupted`, `exit`, `connection`, or empty for others."""
+    if isinstance(failure, (FleetError, Preempted)):
+        return str(type(failure).code if isinstance(failure, SystemExit) else failure.code)
+    if isinstance(failure, (KeyboardInterrupt, SystemExit)):
+        return "interrupted" if isinstance(failure, KeyboardInterrupt) else "exit"
+    return "connection" if foreign.is_connection_loss(failure) else ""
+
+
+def pack(failure: BaseException) -> dict[str, Any]:
+    """An exception as plain data, for another rank or the flight record."""
+    fields = failure.fields if isinstance(failure, FleetError) else {}
+    return {"type": type(failure).__name__, "error": code_of(failure), "text": str(failure), "fields": fields}
+
+
+def unpack(packed: Mapping[str, Any], before: str = "", **fields: Any) -> FleetError:
+    """The exception that `pack` took, with its code and class; a FleetError for a class that is not of this family."""
+    found = globals().get(str(packed["type"]))
+    family = found if isinstance(found, type) and issubclass(found, FleetError) else None
+    text = str(packed["text"]) if family else f"{packed['type']}: {packed['text']}"
+    code = "" if family is not None and issubclass(family, SystemExit) else str(packed["error"])
+    return (family or FleetError)(f"{before}{text}", code=code, **{**packed["fields"], **fields})

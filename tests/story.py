@@ -3,6 +3,8 @@
 import time
 
 from ppfleet.commands.why import cause
+from ppfleet.watchdog import events
+from ppfleet.watchdog.events import Code, Event, Operation
 from ppfleet.watchdog.recorder import Flight, Pulse
 
 GRADIENTS = "all-reduce of gradients"
@@ -37,8 +39,15 @@ class Trainer:
     def pulse(self, when, kills=0, memory=2 << 30):
         self.at(when).flight.pulse(Pulse(time.time(), 1.0, memory, 1 << 30, kills))
 
-    def say(self, when, kind, text="", **more):
-        self.at(when).flight.words(kind, text, **more)
+    def say(self, when, code, rank=None, host=A, operation=None, waiting=(), **fields):
+        """What its watchdog pronounces of another rank, or records of its own."""
+        rank = self.number if rank is None else rank
+        self.at(when).flight.record(
+            Event(Code(code), rank, host, operation or Operation(), waiting=waiting, fields=fields)
+        )
+
+    def fail(self, when, failure, where="t.py:1"):
+        self.at(when).flight.record(events.exception(failure, self.number, A, where))
 
     def step(self, when, data=0.01, work=0.05):
         """Until it waits for the others: the step, the collective, and when that began."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from ppfleet import errors
 from ppfleet.cluster import hosts
 from ppfleet.errors import CommError
 
@@ -101,7 +102,7 @@ class Meeting:
 
     def start(self, prepare: Callable[[str], None]) -> str:
         """Wait for all nodes; a token that is the same on all. The first node calls `prepare` with it before the others
-        go on, and with nothing before they learn that it failed. A CommError names who did not come."""
+        go on, and with nothing before they learn that it failed. A CommError names who did not join."""
         self._said = time.monotonic() - _SAY_EVERY + 2  # the first time soon
         return self._join() if self.node else self._collect(prepare)
 
@@ -190,7 +191,9 @@ class Meeting:
                 while missing := [name for n, name in enumerate(self.nodes) if n and n not in self.links]:
                     waited = time.monotonic() - began
                     if waited >= self.patience:
-                        raise CommError(f"{', '.join(missing)} did not come within {self.patience:g} s")
+                        raise CommError(
+                            f"{', '.join(missing)} did not join within {self.patience:g} s", code="not_joined"
+                        )
                     for key, _ in ready.select(0.5):
                         if key.fileobj is listener:
                             strangers.append(Link(listener.accept()[0]))
@@ -204,7 +207,7 @@ class Meeting:
             except CommError as failure:
                 prepare("")
                 for link in self.links.values():
-                    link.send(error=str(failure))
+                    link.send(error=errors.pack(failure))
                 raise
             finally:
                 for link in strangers:
@@ -253,7 +256,7 @@ class Meeting:
             so_far = f"{waited:.0f} of at most {self.patience:g} s"
             self._waiting(f"waiting for {self.nodes[0]}: start the same command there ({so_far})")
             time.sleep(0.5)
-        raise CommError(f"{self.nodes[0]} did not come within {self.patience:g} s")
+        raise CommError(f"{self.nodes[0]} did not join within {self.patience:g} s", code="not_joined")
 
     def _told(self, link: Link) -> str:
         """The first node's word, for as long as it lives; its own patience limits how long that takes."""
@@ -267,7 +270,7 @@ class Meeting:
                         return str(message["token"])
                     if "error" in message:
                         link.close()
-                        raise CommError(str(message["error"]))
+                        raise errors.unpack(message["error"])
                 self._waiting(f"{self.nodes[0]} is there; waiting for the others")
 
 

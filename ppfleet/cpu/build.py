@@ -20,7 +20,7 @@ from pathlib import Path
 import paddle
 from paddle.base import core
 
-from ppfleet import log
+from ppfleet import foreign, log
 from ppfleet.errors import FleetError
 
 SOURCES = ("kernels_avx2.cc", "kernels_portable.cc", "operators.cc")
@@ -112,9 +112,7 @@ def _compile(compiler: str, libraries: list[Path], scratch: Path) -> Path:
     def run(*command: str | Path) -> None:
         done = subprocess.run([compiler, *command], capture_output=True, text=True, check=False)
         if done.returncode:
-            lines = done.stderr.strip().splitlines()
-            reason = next((line for line in lines if "error" in line), lines[-1] if lines else "no reason given")
-            raise FleetError(f"{compiler} failed: {reason}")
+            raise FleetError(f"{compiler} failed: {foreign.telling_line(done.stderr) or 'no reason given'}")
 
     def compile_one(source: str, into: Path) -> None:
         run(*_flags(), f"-I{include}", f"-I{include / 'third_party'}", "-c", _HERE / source, "-o", into)

@@ -7,6 +7,7 @@ augmentation does not depend on the number of workers or ranks, nor on where a r
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import shutil
@@ -26,7 +27,7 @@ from ppfleet.data import threads
 from ppfleet.data.digest import digest
 from ppfleet.data.sampler import WHOLE_STREAM, Batch, Plan, check_ends, mix
 from ppfleet.distributed import devices
-from ppfleet.errors import DataError, FleetError, named
+from ppfleet.errors import DataError, FleetError, pack, unpack
 
 Collate = Callable[[Sequence[Any]], Any]
 _PREFETCH = 2  # batches that Paddle's DataLoader keeps ready for each worker
@@ -164,7 +165,8 @@ class Loader:
         except SystemError as failure:
             raise DataError(
                 "a loader worker died; if it says nothing above, for want of memory: take fewer workers, or a smaller "
-                f"batch ({' '.join(str(failure).split())[:300]})"
+                f"batch ({' '.join(str(failure).split())[:300]})",
+                code="worker_died",
             ) from None
         finally:
             # A pass that is left early, or fails, would otherwise keep its workers for as long as this process lives.
@@ -338,15 +340,15 @@ class _Draw(Dataset):
         try:
             return self(keys)
         except FleetError as failure:
-            return [np.zeros(1), _FAILED, type(failure).__name__, str(failure)]
+            return [np.zeros(1), _FAILED, json.dumps(pack(failure))]
         except Exception as failure:  # noqa: BLE001 - whatever the data set raises
             text = f"the data set failed: {type(failure).__name__}: {failure}\n{traceback.format_exc().strip()}"
-            return [np.zeros(1), _FAILED, DataError.__name__, text]
+            return [np.zeros(1), _FAILED, json.dumps(pack(DataError(text)))]
 
     @staticmethod
     def checked(data: Any) -> Any:
-        if isinstance(data, (list, tuple)) and len(data) == 4 and isinstance(data[1], str) and data[1] == _FAILED:
-            raise named(data[2])(data[3])
+        if isinstance(data, (list, tuple)) and len(data) == 3 and isinstance(data[1], str) and data[1] == _FAILED:
+            raise unpack(json.loads(data[2]))
         return data
 
 

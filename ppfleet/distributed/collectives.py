@@ -21,7 +21,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from ppfleet import errors, log
+from ppfleet import errors, foreign, log
 from ppfleet.distributed import handshake, store, wire
 from ppfleet.distributed.consistency import differences
 from ppfleet.distributed.devices import Device
@@ -39,7 +39,7 @@ _TO_LEARN = 2.0  # seconds for the watch to learn why an operation failed
 _INLINE = 1 << 16  # bytes of a gathered value that go through the store, which refuses more than about 12 MB
 _RESULT = 1 << 12  # the same of a result of rank 0, which stays in the store
 _PIECE = 1 << 26  # bytes of a larger value in one collective: far from gloo's time limit
-_PLAIN, _LARGE, _FAULT = b"=", b"#", b"!"  # what follows in the store: the value, its length, why it cannot be sent
+_PLAIN, _LARGE, _FAULT = "value", "length", "fault"  # what follows in the store; the last: why it cannot be sent
 
 
 class Comm:
@@ -187,31 +187,41 @@ class Comm:
         return f"{what}: the value of {self.world.name(rank)} cannot be sent to other ranks: {fault}"
 
     def _exchanged(self, entry: Entry, value: Any) -> list[Any]:
-        key, what, data = _key(entry), entry.what, b""
+        key, what, data = f"{_key(entry)}/values", entry.what, b""
         # The store cannot delete a key nor shrink a value, so keys are used again. Two take turns: every rank has read
         # the last but one when it has come to the last.
         self._exchanges += 1
         slot = f"ppfleet/values/{self._exchanges % 2}"
         try:
             data = wire.encode(value)
-            message = _PLAIN + data if len(data) <= _INLINE else _LARGE + str(len(data)).encode()
+            form, content = (_PLAIN, data) if len(data) <= _INLINE else (_LARGE, str(len(data)).encode())
         except wire.NotPlain as fault:
-            message = _FAULT + str(fault).encode()  # the others must learn of it: they wait
+            form, content = _FAULT, str(fault).encode()  # the others must learn of it: they wait
+        message = wire.encode([form, what]) + b"\n" + content
         with self._translated(what, entry.operation):
             self._store.set(f"{slot}/{self.world.rank}", message)
             self._store.add(key, 1)
-        self._poll(entry, self.world.size)
+        self._poll(entry, key, self.world.size)
         with self._translated(what, entry.operation):
-            messages = [self._store.get(f"{slot}/{rank}") for rank in range(self.world.size)]
-        for rank, message in enumerate(messages):
-            if message[:1] == _FAULT:
-                raise CommError(self._refusal(what, rank, message[1:].decode()))
+            messages = [self._store.get(f"{slot}/{rank}").partition(b"\n") for rank in range(self.world.size)]
+        heads = [wire.decode(head) for head, _, _ in messages]
+        self._check_names(entry, [name for _, name in heads])
+        for rank, ((form, _), (_, _, content)) in enumerate(zip(heads, messages)):
+            if form == _FAULT:
+                raise CommError(self._refusal(what, rank, content.decode()))
         return [
-            wire.decode(
-                self._sent(entry, rank, data, int(message[1:])) if message[:1] == _LARGE else message[1:],
-            )
-            for rank, message in enumerate(messages)
+            wire.decode(self._sent(entry, rank, data, int(content)) if form == _LARGE else content)
+            for rank, ((form, _), (_, _, content)) in enumerate(zip(heads, messages))
         ]
+
+    def _check_names(self, entry: Entry, names: list[str]) -> None:
+        """The ranks met at a number: in the same operation?"""
+        if len(set(names)) > 1:
+            shown = "; ".join(f"{name} on {self.world.name(rank)}" for rank, name in enumerate(names))
+            raise MismatchError(
+                f"the ranks diverged: operation #{entry.operation} is {shown}; every rank must make the same calls in "
+                f"the same order"
+            )
 
     def _sent(self, entry: Entry, source: int, data: bytes, length: int) -> bytes:
         """The bytes of rank `source` on every rank, all of which are here: by collectives, in pieces."""
@@ -272,7 +282,7 @@ class Comm:
     def _awaited(self, what: str) -> dict[str, Any]:
         """What rank 0 published."""
         with self._operation("meeting", what) as entry:
-            self._poll(entry, 1)
+            self._poll(entry, f"{_key(entry)}/outcome", 1)
             return self._outcome(entry)
 
     @contextmanager
@@ -280,28 +290,26 @@ class Comm:
         """Tell the others the result that the block puts into the dictionary, or that it is too large for the store,
         or what the block raised. The result becomes what the others read."""
         outcome: dict[str, Any] = {}
-        message, key = b"", _key(entry)
+        message, key = b"", f"{_key(entry)}/outcome"
         try:
             yield outcome
             message = self._encoded(outcome.get("result"), entry.what)
             outcome.update(result=wire.decode(message), large=len(message) > _RESULT)
-            message = wire.encode({"large": True} if outcome["large"] else outcome)
+            message = wire.encode({"name": entry.what, **({"large": True} if outcome["large"] else outcome)})
         except BaseException as failure:
-            message = wire.encode({"error": [type(failure).__name__, str(failure)]})
+            message = wire.encode({"name": entry.what, "error": errors.pack(failure)})
             raise
         finally:
             # Also when interrupted: whoever waits must learn of it.
-            self._store.set(f"{key}/outcome", message)
+            self._store.set(f"{key}/value", message)
             self._store.add(key, 1)
 
     def _outcome(self, entry: Entry) -> dict[str, Any]:
         with self._translated(entry.what, entry.operation):
-            outcome: dict[str, Any] = wire.decode(self._store.get(f"{_key(entry)}/outcome"))
+            outcome: dict[str, Any] = wire.decode(self._store.get(f"{_key(entry)}/outcome/value"))
+        self._check_names(entry, [outcome["name"], *[entry.what] * self.world.rank])
         if "error" in outcome:
-            kind, text = outcome["error"]
-            family = errors.named(kind)
-            text = text if family.__name__ == kind else f"{kind}: {text}"
-            raise family(f"{entry.what} failed on {self.world.name(0)}: {text}")
+            raise errors.unpack(outcome["error"], f"{entry.what} failed on {self.world.name(0)}: ", origin=0)
         return outcome
 
     @contextmanager
@@ -314,9 +322,9 @@ class Comm:
         finally:
             self.flight.leave(entry)
 
-    def _poll(self, entry: Entry, goal: int) -> None:
+    def _poll(self, entry: Entry, key: str, goal: int) -> None:
         # Polling, not Store.wait: that one blocks in C++, deaf to Ctrl-C and unable to say for whom it waits.
-        began, said, pause, key, what = time.monotonic(), False, 0.0005, _key(entry), entry.what
+        began, said, pause, what = time.monotonic(), False, 0.0005, entry.what
         while True:
             with self._translated(what, entry.operation):
                 if self._store.add(key, 0) >= goal:
@@ -345,19 +353,16 @@ class Comm:
         except (RuntimeError, ValueError, OSError) as failure:
             if self.watch.settled(_TO_LEARN, operation):
                 self.watch.check(what, operation)
-            lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-            text = next(
-                (line for line in lines if "rror" in line or "lost" in line or "close" in line),
-                lines[-1] if lines else "",
-            )
+            text = foreign.telling_line(str(failure))[:300]
             raise CommError(
-                f"{what} failed on {self.world.name()}: another rank died or left ({text[:300]}); "
-                f"its own log has the cause"
+                f"{what} failed on {self.world.name()}: another rank died or left ({text}); its own log has the cause",
+                code="peer_lost",
+                operation=operation,
             ) from failure
 
 
 def _key(entry: Entry) -> str:
-    return f"ppfleet/{entry.operation}/{entry.what}"
+    return f"ppfleet/{entry.operation}"
 
 
 def _as_tensor(data: bytes) -> Any:

@@ -19,8 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ppfleet import errors
 from ppfleet.distributed.world import World
-from ppfleet.errors import CommError, MismatchError, named
+from ppfleet.errors import CommError, MismatchError
 from ppfleet.watchdog.process import is_orphan
 
 _HELLO = "ppfleet roll call"
@@ -86,9 +87,10 @@ class _Register:
         while len(self.facts) < self.world.size:
             left = deadline - time.monotonic()
             if left <= 0:
-                missing = [self.world.name(rank) for rank in range(self.world.size) if rank not in self.facts]
-                return CommError(f"{', '.join(missing)} did not come within {self.wait:g} s: was it started, and is "
-                                 f"the address right?")  # fmt: skip
+                missing = [rank for rank in range(self.world.size) if rank not in self.facts]
+                shown = ", ".join(map(self.world.name, missing))
+                text = f"{shown} did not join within {self.wait:g} s: was it started, and is the address right?"
+                return CommError(text, code="not_joined", ranks=missing)
             if is_orphan():  # the others have seen it too, and will not come
                 return CommError(f"the launcher of {self.world.name()} is gone: nobody would end this job")
             for key, _ in ready.select(min(left, 1.0)):
@@ -114,9 +116,10 @@ class _Register:
                 else f"{facts.get('process')} says that it is rank {rank} of a job that has {self.world.size}"
             )
             text += ". Was the job started twice, or with another list of hosts?"
-            _send(line, error=["MismatchError", text])
+            failure = MismatchError(text)
+            _send(line, error=errors.pack(failure))
             line.close()
-            raise MismatchError(text)
+            raise failure
         self.facts[rank], self.lines[rank] = facts, line
 
     def _compare(self) -> MismatchError | None:
@@ -134,7 +137,7 @@ class _Register:
         return None
 
     def _answer(self, verdict: Exception | None) -> None:
-        error = [type(verdict).__name__, str(verdict)] if verdict is not None else None
+        error = errors.pack(verdict) if verdict is not None else None
         for line in self.lines.values():
             _send(line, error=error, news=self.news)
         for line in self.lines.values():  # they close first: this port is needed again at once
@@ -159,14 +162,15 @@ def _report(world: World, facts: dict[str, str], wait: float, host: str, port: i
         if "error" in message:
             if message["error"] is None:
                 return dict(message["news"])
-            kind, text = message["error"]
-            raise named(kind)(text)
+            raise errors.unpack(message["error"])
         if is_orphan():
             raise CommError(f"the launcher of {world.name()} is gone: nobody would end this job")
         time.sleep(0.05)
     raise CommError(
         f"rank 0 did not answer {world.name()} at {world.master} within {wait:g} s ({why}): was it started, and is the "
-        f"address right?"
+        f"address right?",
+        code="not_joined",
+        ranks=[0],
     )
 
 

@@ -64,7 +64,8 @@ def check_master(world: World) -> None:
             if failure.errno == errno.EADDRINUSE:
                 raise CommError(
                     f"port {port} of {host}, where rank 0's store must listen, is taken by another process; "
-                    f"end that one, or choose others with `--start_port`"
+                    f"end that one, or choose others with `--start_port`",
+                    code="port_taken",
                 ) from None
             # Paddle's launcher makes every host rank 0 that it does not find in the list.
             raise WorldError(
@@ -81,7 +82,7 @@ def patience() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise WorldError(f"PPFLEET_WAIT={text} is no number of seconds")
+        raise WorldError(f"PPFLEET_WAIT must be a positive number of seconds, got {text!r}")
     return seconds
 
 

@@ -75,7 +75,10 @@ class World:
     @property
     def host(self) -> str:
         """This rank's address in the list; empty when alone."""
-        return _host(self.endpoints[self.rank]) if self.endpoints else ""
+        return self.host_of(self.rank)
+
+    def host_of(self, rank: int) -> str:
+        return _host(self.endpoints[rank]) if self.endpoints else ""
 
     def name(self, rank: int | None = None) -> str:
         """How a message names a rank: `rank 3 on 192.168.0.2`."""

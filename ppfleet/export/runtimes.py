@@ -12,6 +12,7 @@ from typing import Any, Callable
 import numpy as np
 from paddle import inference
 
+from ppfleet import foreign
 from ppfleet.errors import ExportError
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -93,6 +94,5 @@ def to_onnx(program: Path, weights: Path, target: Path) -> None:
     command = [sys.executable, "-c", _CONVERT, str(program), str(weights), str(target)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode or not target.is_file() or not target.stat().st_size:
-        lines = [line for line in done.stdout.splitlines() if "ERROR" in line] or done.stdout.strip().splitlines()[-1:]
-        reason = lines[0].rpartition("]")[2].strip() if lines else f"exit code {done.returncode}"
+        reason = foreign.telling_line(done.stdout).rpartition("]")[2].strip() or f"exit code {done.returncode}"
         raise ExportError(f"paddle2onnx cannot convert this model: {reason}; leave the format onnx out")

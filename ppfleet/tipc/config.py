@@ -113,7 +113,7 @@ def parse(path: str | Path) -> Config:
     try:
         return _parse(path, lines)
     except ConfigError as failure:
-        raise ConfigError(f"{path}: {failure}") from None
+        raise ConfigError(f"{path}: {failure}", **failure.fields) from None
 
 
 def _parse(path: Path, lines: list[Line]) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ppfleet import foreign
 from ppfleet.cluster import process_tree
 from ppfleet.tipc import figures
 from ppfleet.tipc.command import Command
@@ -110,7 +112,7 @@ def _ended(command: Command, code: int, late: bool, text: str) -> str:
     """Why its end was a bad one; nothing after exit code 0."""
     if late:
         return f"stopped at its time limit of {command.limit:g} s"
-    if code in (126, 127) and text.startswith("cannot start"):
+    if code in (126, 127) and shutil.which(command.argv[0]) is None:  # our guard says why, first of all
         return text.splitlines()[0]
     launched = "paddle.distributed.launch" in command.argv  # which tells of its trainers' signals as 256 - n
     for number in (-code, code - 128, 256 - code if launched else 0):
@@ -145,7 +147,7 @@ def _add_worker_logs(command: Command, log: Path) -> None:
     directory = next((word.partition("=")[2] for word in command.argv if word.startswith("--log_dir=")), "")
     paths = sorted(Path(directory).glob("workerlog.*")) if directory else []
     ends = [(path, tail(path).rstrip().split("\n")[-20:]) for path in paths]
-    ends.sort(key=lambda end: any("Error" in line or "error:" in line for line in end[1]))  # the telling ones last
+    ends.sort(key=lambda end: bool(foreign.telling_lines(end[1])))  # the telling ones last
     with suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as out:
         for path, lines in ends:
             out.write("\n".join((f"\n--- the end of {path}", *lines, "")))

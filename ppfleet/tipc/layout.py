@@ -73,7 +73,7 @@ def find_form(lines: list[Line]) -> str:
     if not at:
         raise ConfigError("no line `trainer:`; it is line 13 of the short form, 15 of the long form")
     if at[0].number not in TRAINER_AT:
-        raise ConfigError(misplaced(lines, at[0]))
+        raise ConfigError(misplaced(lines, at[0]), line=at[0].source)
     return TRAINER_AT[at[0].number]
 
 

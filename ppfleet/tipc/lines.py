@@ -42,7 +42,8 @@ class Line:
         return [part.strip() for part in self.value.split("|")]
 
     def fail(self, message: str) -> NoReturn:
-        raise ConfigError(f"line {self.source} ({self.text.strip()!r}): {message}")
+        stands = repr(self.text.strip())
+        raise ConfigError(f"line {self.source} ({stands}): {message}", line=self.source, stands=stands, problem=message)
 
 
 def present(text: str) -> str:

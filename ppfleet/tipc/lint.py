@@ -47,19 +47,17 @@ def lint(path: str | Path, mode: str = "") -> list[Finding]:
         for wanted in [mode] if mode else _modes(config) if trains else []:
             plan.make(config, wanted, Here())
     except ConfigError as failure:
-        found = _located(str(failure).removeprefix(f"{path}: "), lines)
+        found = _located(failure, path)
         findings += [found] if (found.level, found.line) not in known else []
     return sorted(set(findings), key=lambda f: (f.line, f.level, f.text))
 
 
-def _located(message: str, lines: list[Line]) -> Finding:
-    """A ConfigError as a finding; its message begins with the line, or tells of the whole file."""
-    for line in lines:
-        if message.startswith(f"line {line.source} ("):
-            here, _, rest = message.partition("): ")
-            return Finding(ERROR, line.source, f"{here.partition('(')[2]} stands here: {rest}")
-    at = next((line.source for line in lines if line.key == "trainer" and "`trainer:` is line" in message), 0)
-    return Finding(ERROR, at, message)
+def _located(failure: ConfigError, path: str | Path) -> Finding:
+    """A ConfigError as a finding; it knows its line, or tells of the whole file."""
+    fields = failure.fields
+    if "stands" in fields:
+        return Finding(ERROR, fields["line"], f"{fields['stands']} stands here: {fields['problem']}")
+    return Finding(ERROR, fields.get("line", 0), str(failure).removeprefix(f"{path}: "))
 
 
 def _modes(config: Config) -> list[str]:
@@ -116,7 +114,7 @@ def _addresses(lines: list[Line]) -> list[Finding]:
         try:
             tipc.parse_devices(line, part)  # type: ignore[arg-type]
         except ConfigError as failure:
-            found.append(_located(str(failure), lines))
+            found.append(_located(failure, ""))
     return found
 
 

@@ -44,7 +44,7 @@ def make(config: Config, mode: str, here: Here) -> Plan:
     try:
         planner.fill()
     except ConfigError as failure:
-        raise ConfigError(f"{config.path}: {failure}") from None
+        raise ConfigError(f"{config.path}: {failure}", **failure.fields) from None
     if not planner.plan.commands:
         raise ConfigError(f"{config.path}: nothing to do in {mode}: every command is null")
     return planner.plan

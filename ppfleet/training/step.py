@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import paddle
@@ -156,7 +158,8 @@ class Stepper:
             shown = "; ".join(f"{rate:.9g} on {name(rank)}" for rank, rate in enumerate(vitals.rates))
             raise MismatchError(
                 f"the learning rates differ ({where}): {shown}. Decide them from figures that are the same "
-                f"on all ranks, such as job.evaluate's"
+                f"on all ranks, such as job.evaluate's",
+                ranks=_odd(vitals.rates),
             )
 
     def _check_weights(self, vitals: Vitals, where: str) -> None:
@@ -167,7 +170,8 @@ class Stepper:
             shown = " than on ".join(", ".join(ranks) for ranks in sorted(groups.values(), key=len))
             raise MismatchError(
                 f"the weights differ ({where}): {vitals.probed} is another on {shown}. Something changed them on some "
-                f"ranks only, or the hosts compute differently"
+                f"ranks only, or the hosts compute differently",
+                ranks=_odd(vitals.sums),
             )
 
     def _skip_or_stop(self, vitals: Vitals, where: str) -> None:
@@ -179,8 +183,15 @@ class Stepper:
             self.state.step_refused()
             self.comm.flight.step = self.state.step
             raise NonFiniteError(
-                f"{what}. The weights are still those of the step before; on_nan='skip' leaves such steps out"
+                f"{what}. The weights are still those of the step before; on_nan='skip' leaves such steps out",
+                ranks=vitals.bad,
             )
         self.state.step_skipped()
         if self.comm.world.first:
             log.say(f"step skipped: {what}; {self.state.skipped} skipped so far")
+
+
+def _odd(values: Sequence[float]) -> list[int]:
+    """The ranks that do not have the commonest value; none where there is no such value."""
+    (common, most), *others = Counter(values).most_common(2)
+    return [rank for rank, value in enumerate(values) if value != common] if others and most > others[0][1] else []

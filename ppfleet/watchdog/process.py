@@ -9,11 +9,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ppfleet.watchdog.events import Code
 from ppfleet.watchdog.recorder import Pulse, short, users
 
 _LAUNCHERS = ("paddle.distributed.launch", "fleetrun")
@@ -52,20 +54,22 @@ def this_host() -> str:
 
 def oom_kills() -> int:
     """How many processes Linux has killed for want of memory since it was started."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())["oom_kill"])
     return 0
 
 
-def process_state(pid: int) -> tuple[str, int]:
-    """Its state, and when it is a zombie its exit code as wait() would give it; "" if there is no such process."""
+def process_state(pid: int, started: float = float("inf")) -> tuple[str, int | None]:
+    """Of the process that had that number then: `running`, `stopped` or `gone`; of a zombie also its wait() status."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], int(fields[-1])
-    except (OSError, ValueError, IndexError):
-        return "", 0
+        if psutil.Process(pid).create_time() > started + 2:  # the number went to a new process
+            return "gone", None
+        if fields[0] in ("Z", "X"):
+            return "gone", int(fields[-1])
+    except (OSError, ValueError, IndexError, psutil.Error):
+        return "gone", None
+    return "stopped" if fields[0] in ("T", "t") else "running", None
 
 
 def launcher() -> psutil.Process | None:
@@ -133,27 +137,16 @@ def _thread_seconds(thread: int) -> float:
         return 0.0
 
 
-def how_it_ended(who: dict[str, Any], oom_before: int) -> dict[str, Any]:
-    """How a process of this host ended: Linux keeps that until its parent has asked."""
+def how_it_ended(who: Mapping[str, Any], oom_before: int) -> tuple[Code, dict[str, Any]]:
+    """How a process of this host ended: Linux keeps that until its parent has asked. Elsewhere nothing is known."""
     for _ in range(20) if who.get("boot") == this_host() else ():
-        status, code = process_state(who["pid"])
-        if status in ("Z", "X"):
-            if code & 0x7F:
-                oom = code & 0x7F == signal.SIGKILL and oom_kills() > oom_before
-                return {"how": "killed", "signal": code & 0x7F, **({"oom": True} if oom else {})}
-            return {"how": "exit", "code": code >> 8}
-        if not status:
+        state, status = process_state(who["pid"])
+        if status is not None:
+            if number := status & 0x7F:
+                oom = number == signal.SIGKILL and oom_kills() > oom_before
+                return Code.OOM if oom else Code.KILLED, {"signal": number}
+            return Code.EXIT, {"exit_code": status >> 8}
+        if state == "gone":
             break
         time.sleep(0.02)
-    return {"how": "silent"}
-
-
-def death(facts: dict[str, Any]) -> str:
-    """The same in words."""
-    if facts["how"] == "killed":
-        number = facts["signal"]
-        name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
-        return f"was killed by {name}" + (", by Linux for want of memory" if facts.get("oom") else "")
-    if facts["how"] == "exit":
-        return f"ended with exit code {facts['code']} and without a word"
-    return "ended without a word (killed?)"
+    return Code.KILLED, {}

@@ -4,8 +4,8 @@
 
 A ring is one file, mapped into memory: writing an entry is a copy of some bytes, and what was written is there after
 SIGKILL. It holds who the rank is (`facts`), a pulse that the watch renews every second, where its time went since it
-asked for its first batch (`spent`), the rank's last words, and the newest entries: each an operation with its number,
-shape, source line, and when it was entered and left.
+asked for its first batch (`spent`), the event that ended the rank, and the newest entries: each an operation with its
+number, shape, source line, and when it was entered and left.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from ppfleet.watchdog.events import Event, Kind, Operation
 
 MAGIC = b"PPFLEET1"
 SUFFIX = ".ring"
 KEPT = 8  # rings of one rank that stay in a directory
 
-# What an entry is about. A collective waits in gloo or NCCL, a meeting on the store; work is rank 0's meanwhile.
-KINDS = ("mark", "collective", "meeting", "work", "data", "step", "save", "export", "evaluate", "start")
+KINDS = tuple(Kind)  # stored as their place in here
 
-_FACTS, _PULSE, _WORDS, _SLOTS = 0, 8192, 12288, 28672  # where each part begins
+_FACTS, _PULSE, _EVENT, _SLOTS = 0, 8192, 12288, 28672  # where each part begins
 _LENGTH = struct.Struct("<I")
 _BEAT = struct.Struct("<ddQQQ")  # time, CPU seconds, memory in use, memory available, kills for want of memory
 _SPENT = _PULSE + 64
@@ -42,7 +43,7 @@ _SLOT = struct.Struct("<QddIIBB48s64s88s")  # number, entered, left, step, opera
 _LEFT = struct.Struct("<d")
 _LEFT_AT = 16
 _LARGEST = 1 << 26  # bytes that a ring may have
-_PACKAGE, _PYTHON = (str(Path(module).parent) + os.sep for module in (__file__, os.__file__))
+_PACKAGE, _PYTHON = (str(folder) + os.sep for folder in (Path(__file__).parents[1], Path(os.__file__).parent))
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ class Entry:
     left: float
     step: int  # steps of the optimizer done by then
     operation: int  # collectives and meetings have numbers, the same on all ranks; else 0
-    kind: str  # one of KINDS
+    kind: str  # a Kind
     waits: bool  # for other ranks: whoever waits is not the one who is late
     what: str
     where: str  # file:line of the user's code
     detail: str  # shape and dtype of a collective, place in training of a step, the text of a mark
     began: float = 0.0  # the same as `entered` by a clock that nobody sets; not stored
+
+    def as_operation(self, at: str = "") -> Operation:
+        return Operation(self.operation, self.kind, self.what, self.detail, self.where, self.step, at)
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Record:
     path: Path
     facts: dict[str, Any]  # rank, size, run, host, address, pid, started, boot, directory, script, launcher
     pulse: Pulse
-    words: dict[str, Any]  # empty: the rank ended without a word, or goes on
+    event: Event | None  # what ended the rank; None: it goes on, or could not record it
     entries: list[Entry] = field(default_factory=list)  # the oldest first
     spent: Spent = field(default_factory=Spent)
 
@@ -109,7 +113,7 @@ class Flight:
         self.open: list[Entry] = []  # what this rank is in, the innermost last
         self.spent = Spent()
         self._began = 0.0  # when the first batch was asked for, by a clock that nobody sets
-        self.recent: deque[tuple[int, str, str]] = deque(maxlen=8)  # number, what and detail of operations
+        self.recent: deque[Operation] = deque(maxlen=8)  # the numbered ones
         self._numbers = itertools.count(1)  # also for the watch's thread
         self._places: dict[tuple[Any, int], bytes] = {}
         size = _SLOTS + slots * _SLOT.size
@@ -145,7 +149,7 @@ class Flight:
         now = time.time()
         if numbered:
             self.operations += 1
-            self.recent.append((self.operations, what, detail))
+            self.recent.append(Operation(self.operations, kind, what, detail))
         operation = self.operations if numbered else 0
         place = self._place()
         self.progress = time.monotonic()
@@ -229,11 +233,12 @@ class Flight:
     def pulse(self, pulse: Pulse) -> None:
         _BEAT.pack_into(self._map, _PULSE, pulse.time, pulse.cpu, pulse.memory, pulse.available, pulse.oom_kills)
 
-    def words(self, kind: str, text: str, **more: Any) -> None:
-        """Last words, the first time they are said: what comes after is a consequence."""
-        if not _get(self._map, _WORDS, _SLOTS):
-            words = {"kind": kind, "text": text[:3500], "time": time.time(), **more}
-            self._put(_WORDS, _SLOTS, words)
+    def record(self, event: Event) -> None:
+        """What ends this rank, the first time: what comes after is a consequence."""
+        if not _get(self._map, _EVENT, _SLOTS):
+            told = str(event.fields.get("text", ""))
+            fields = {**event.fields, **({"text": told[:3500]} if told else {})}
+            self._put(_EVENT, _SLOTS, replace(event, fields=fields, time=time.time()).to_json())
 
     def _at(self, entry: Entry) -> int:
         return _SLOTS + entry.number % self.slots * _SLOT.size
@@ -289,14 +294,16 @@ def read(path: Path) -> Record:
         data = ring.read(_LARGEST)
     if data[:8] != MAGIC or len(data) < _SLOTS:
         raise ValueError(f"{path} is no flight record")
-    facts, words = _get(data, _FACTS + 8, _PULSE), _get(data, _WORDS, _SLOTS)
+    facts = _get(data, _FACTS + 8, _PULSE)
     whole = {name: facts.get(name) for name in ("rank", "size", "pid")}
     if not all(isinstance(value, int) and 0 <= value < 1 << 22 for value in whole.values()):
         raise ValueError(f"{path} is damaged: it does not say whose record it is")
     if not _is_time(facts.get("started")):
         facts["started"] = 0.0
-    if words and not (_is_time(words.get("time")) and isinstance(words.get("culprit", -1), int)):
-        words = {}
+    event = None
+    with suppress(ValueError):
+        event = Event.from_json(told) if (told := _get(data, _EVENT, _SLOTS)) else None
+        event = event if event and _is_time(event.time) else None
     entries = []
     for start in range(_SLOTS, len(data) - _SLOT.size + 1, _SLOT.size):
         number, entered, left, step, operation, kind, waits, *texts = _SLOT.unpack_from(data, start)
@@ -308,7 +315,7 @@ def read(path: Path) -> Record:
     pulse = pulse if _is_time(pulse.time) and math.isfinite(pulse.cpu) else Pulse()
     spent = Spent(*_SUMS.unpack_from(data, _SPENT))
     sound = all(math.isfinite(value) and value >= 0 for value in vars(spent).values())
-    return Record(path, facts, pulse, words, entries, spent if sound else Spent())
+    return Record(path, facts, pulse, event, entries, spent if sound else Spent())
 
 
 def _is_time(value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""The watch: a thread of each rank that notices death and standstill, tells the others who it was, and ends the job.
+"""The watchdog: a thread of each rank that notices death and stalls, tells the others who it was, and ends the job.
 
-Every rank tells rank 0 once a second what it is in (`Beat`), and rank 0 judges (`judge`). Blocking calls of Paddle free
+Every rank tells rank 0 once a second what it is in (`Beat`), and rank 0 asks `diagnose`. Blocking calls of Paddle free
 the interpreter, so a thread runs where a signal handler would not.
 """
 
@@ -17,17 +17,18 @@ import time
 import traceback
 import weakref
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from ppfleet import log
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
-from ppfleet.watchdog.diagnosis import BLOCKED, Beat, Limits, judge, place
+from ppfleet.watchdog import events, render
+from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
+from ppfleet.watchdog.events import LOST, Code, Event, Kind, Mark, Operation
 from ppfleet.watchdog.hub import UNREACHABLE, Gone, Hub
 from ppfleet.watchdog.process import (
     Health,
-    death,
     how_it_ended,
     is_gone,
     launcher,
@@ -46,35 +47,25 @@ _GRACE = 2.0  # seconds for the main thread to raise, before the watch ends the 
 _TO_SAVE = 25.0  # seconds after SIGTERM that a step may take: Paddle's launcher kills after 30
 
 
-@dataclass(frozen=True)
-class Doom:
-    """Why this job cannot go on."""
-
-    kind: str  # lost, stall, mismatch, orphan
-    text: str
-    culprit: int = -1
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
 class Watch:
     """What this rank knows of the others, and they of it."""
 
     def __init__(self, world: World, flight: Flight, limits: Limits | None = None) -> None:
         self.world, self.flight, self.limits = world, flight, limits or Limits()
-        self.doom: Doom | None = None
-        self.left: dict[int, dict[str, Any]] = {}  # ranks that ended in order: after which operation, and why
+        self.doom: Event | None = None  # why this job cannot go on
+        self.left: dict[int, Event] = {}  # ranks that ended in order: after which operation, and why
         self.wanted = False  # whether somebody got SIGTERM and all should save and end
         self._told = False  # and whether everybody knows
         self.in_loop = False  # whether there will be a step boundary
         self.stacks: Path | None = None  # where to write the stacks of all threads
         self._taken = False  # whether the main thread has been told
         self._deadline = self._to_save = float("inf")
-        self._bye: dict[str, Any] | None = None
+        self._bye: Event | None = None
         self._said_bye = threading.Event()
         self.unsaved = False  # whether there are steps that no checkpoint has
         self._pid, self._launcher = os.getpid(), launcher()
         self._trainer = threading.get_ident()
-        self._suspect: tuple[str, float] = ("", 0.0)  # a verdict that the next beats must confirm, and since when
+        self._suspect: tuple[Any, float] = (None, 0.0)  # what the next beats must confirm, and since when
         self._hub = Hub(world, {"pid": self._pid, "boot": this_host()})
         self._beats = {rank: Beat(rank) for rank in range(world.size)}
         self._health = Health()
@@ -112,15 +103,16 @@ class Watch:
     def _on_sigterm(self, number: int, frame: Any) -> None:
         self.wanted = True
         self._hub.ring()
-        if self.doom or any(gone["kind"] == "exception" for gone in self.left.values()):
+        if self.doom or any(gone.code == Code.EXCEPTION for gone in self.left.values()):
             raise Stalled("SIGTERM after the job had failed")
         if not self.in_loop and not self.unsaved:
             self.preempted("SIGTERM outside of the training loop: nothing to save")
 
     def preempted(self, text: str) -> NoReturn:
         """The end after SIGTERM; whoever waits for this rank ends likewise."""
-        self.flight.words("terminated" if self.unsaved else "preempted", text)
-        self.close("preempted", text)
+        event = self._own(Code.PREEMPTED, text=text)
+        self.flight.record(replace(event, code=Code.TERMINATED) if self.unsaved else event)
+        self.close(event)
         raise Preempted(text, 128 + signal.SIGTERM if self.unsaved else PREEMPTED)
 
     def check(self, what: str, operation: int = 0, missing: Collection[int] = ()) -> None:
@@ -128,36 +120,38 @@ class Watch:
         there, or because it came and is `missing` in the middle of it."""
         if self.doom is not None:
             self._taken = True
-            text = f"{what} failed on {self.world.name()}: {self.doom.text}"
-            raise (CommError if self.doom.kind == "lost" else Stalled)(text)
+            text = f"{what} failed on {self.world.name()}: {render.text(self.doom)}"
+            if self.doom.code in LOST:
+                raise CommError(text, code="peer_lost", ranks=[self.doom.rank], operation=operation)
+            raise Stalled(text, operation=operation)
         for rank, gone in list(self.left.items()):
-            if gone["operation"] < operation or rank in missing:
+            if gone.operation.number < operation or rank in missing:
                 self._taken = True
-                text = f"{what} cannot go on: {self.world.name(rank)} left before it came there ({gone['why'][:500]})"
-                if gone["kind"] == "preempted":
+                text = f"{what} cannot go on: {self.world.name(rank)} left before it ({render.reason(gone)})"
+                if gone.code == Code.PREEMPTED:
                     self.preempted(text)
-                raise CommError(text)
+                raise CommError(text, code="peer_lost", ranks=[rank], operation=operation)
 
     def settled(self, seconds: float, operation: int) -> bool:
         """Whether the watch learns within that time why an operation failed."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self.doom or any(gone["operation"] < operation for gone in list(self.left.values())):
+            if self.doom or any(gone.operation.number < operation for gone in list(self.left.values())):
                 return True
             time.sleep(0.02)
         return False
 
-    def close(self, kind: str = "ended", why: str = "it ended") -> None:
+    def close(self, event: Event | None = None) -> None:
         """Say goodbye to those who may wait for this rank, and watch no more."""
         if self._bye is None:
-            self._bye = {"kind": kind, "why": why, "operation": self.flight.operations, "rank": self.world.rank}
+            self._bye = event or self._own(Code.ENDED)
             self._hub.ring()
             if self._thread.is_alive():
                 self._said_bye.wait(2.0)
 
     def stop(self) -> None:
         """A job that is alone is over, and the process may go on to another."""
-        self.flight.words("ended", "")
+        self.flight.record(self._own(Code.ENDED))
         self.close()
         if self._thread.is_alive():
             self._thread.join(2.0)
@@ -177,11 +171,17 @@ class Watch:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as it ends, Python would make it deadly again
         cause = getattr(sys, "last_value", None)
         if cause is not None:
-            where = user_line(cause.__traceback__)
-            self.flight.words("exception", str(cause), type=type(cause).__name__, where=where)
-            self.close("exception", f"{type(cause).__name__}: {cause}")
-        self.flight.words("ended", "")
+            event = events.exception(cause, self.world.rank, self.world.host, user_line(cause.__traceback__))
+            event = replace(event, operation=self._own(Code.EXCEPTION).operation)
+            self.flight.record(event)
+            self.close(event)
+        self.flight.record(self._own(Code.ENDED))
         self.close()
+
+    def _own(self, code: Code, **fields: Any) -> Event:
+        """About this rank itself, after its newest operation."""
+        after = Operation(self.flight.operations, step=self.flight.step)
+        return Event(code, self.world.rank, self.world.host, after, fields=fields)
 
     def _forget(self) -> None:
         """In a forked child, such as a loader worker: its parent's connections and signals are not its own."""
@@ -207,25 +207,24 @@ class Watch:
             except Exception:  # noqa: BLE001 - a watch that ended would look like a dead rank to the others
                 if not said and not sys.is_finalizing():
                     said = True
-                    _say(f"the watch of {self.world.name()} has a fault and goes on: {traceback.format_exc()}")
+                    _say(f"watchdog error on {self.world.name()}, continuing: {traceback.format_exc()}")
                 time.sleep(0.25)
             if self._bye is not None:
-                self._hub.send(left=self._bye)
+                self._hub.send(left=_sent(self._bye))
                 self._said_bye.set()
 
     def _look(self, now: float) -> None:
         """What may have to be done without anybody saying anything."""
         if self.doom is None and self._bye is None:
             if self._launcher is not None and is_gone(self._launcher):
-                text = f"{self.world.name()} is an orphan: its launcher (process {self._launcher.pid}) is gone"
-                self._pronounce(Doom("orphan", text, self.world.rank))
+                self._pronounce(self._own(Code.ORPHAN, launcher=self._launcher.pid))
             elif self.world.first:
                 self._judge_others(now)
             elif 0 not in self.left:
                 self._judge_first(now)
         if self.doom is not None and not self._taken and now > self._deadline and self._must_go():
             self._end()
-        if now > self._to_save and not any(entry.kind == "save" for entry in list(self.flight.open)):
+        if now > self._to_save and not any(entry.kind == Kind.SAVE for entry in list(self.flight.open)):
             self._to_save = float("inf")
             _say(f"no step boundary within {_TO_SAVE:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
 
@@ -233,21 +232,18 @@ class Watch:
         unseen = set(range(self.world.size)) - set(self._hub.who)
         if unseen and now - self._began > UNREACHABLE:
             rank = min(unseen)
-            text = f"{self.world.name(rank)} ended without a word right after the roll call"
-            self._pronounce(Doom("lost", text, rank, {"how": "silent"}))
+            self._pronounce(Event(Code.KILLED, rank, self.world.host_of(rank), fields={"early": True}))
             return
-        present = [beat for rank, beat in self._beats.items() if rank not in self.left]
-        verdict = judge(present, now, self.limits, self.world.name)
-        if verdict is not None and verdict.kind == "mismatch" and not self._confirmed(present, now):
-            return
-        if verdict is not None:
-            self._pronounce(self._with_state(Doom(verdict.kind, verdict.text, verdict.culprit)))
+        present = [self._seen(rank, beat, now) for rank, beat in self._beats.items() if rank not in self.left]
+        event = diagnose(present, now, self.limits)
+        if event is not None and (len(event.waiting) < 2 or self._confirmed(present, now)):
+            self._pronounce(event)
 
     def _confirmed(self, beats: list[Beat], now: float) -> bool:
         """Whether beats that came after the suspicion say the same: a rank may just have been held up for a while."""
-        where = str([(beat.rank, beat.operation, beat.what) for beat in beats if beat.waits])
-        if where != self._suspect[0]:
-            self._suspect = (where, now)
+        waiting = [(beat.rank, beat.operations) for beat in beats if beat.waits]
+        if waiting != self._suspect[0]:
+            self._suspect = (waiting, now)
         return now - self._suspect[1] > 1.5 * _EVERY
 
     def _judge_first(self, now: float) -> None:
@@ -255,42 +251,40 @@ class Watch:
         quiet = now - self._beats[0].heard
         waits = [entry.kind for entry in list(self.flight.open) if entry.waits]
         limits = self.limits
-        if quiet > (limits.stall if "collective" in waits else limits.silent if waits else limits.long) + 1:
-            text = f"{self.world.name(0)} has not answered for {quiet:.0f} s ({BLOCKED})"
-            self._doomed(self._with_state(Doom("stall", text, 0)))
+        if quiet > (limits.stall if Kind.COLLECTIVE in waits else limits.silent if waits else limits.long) + 1:
+            self._doomed(self._seen(0, self._beats[0], now).event(Code.STALL, now))
 
-    def _with_state(self, doom: Doom) -> Doom:
-        """Whether a rank of this host that does not answer is stopped."""
-        who = self._hub.who.get(doom.culprit, {})
-        if who.get("boot") == this_host() and process_state(who["pid"])[0] in ("T", "t"):
-            text = doom.text.replace(BLOCKED, f"its process {who['pid']} is stopped by SIGSTOP")
-            return Doom(doom.kind, text, doom.culprit, {"how": "stopped"})
-        return doom
+    def _seen(self, rank: int, beat: Beat, now: float) -> Beat:
+        """With what can be seen of a rank that does not answer, if it is of this host: whether it is stopped."""
+        who = self._hub.who.get(rank, {})
+        silent = now - beat.heard > 3 * _EVERY and who.get("boot") == this_host()
+        stopped = who["pid"] if silent and process_state(who["pid"])[0] == "stopped" else 0
+        return replace(beat, host=self.world.host_of(rank), stopped=stopped)
 
     def _must_go(self) -> bool:
         """Where a peer was lost, whoever does not wait for it may come to its own end, or to the next `check`."""
-        if self.doom is not None and self.doom.kind == "lost":
+        if self.doom is not None and self.doom.code in LOST:
             inside = self.flight.open[-1:]
             return bool(inside and inside[0].waits and time.monotonic() - inside[0].began > _GRACE)
         return True
 
-    def _pronounce(self, doom: Doom) -> None:
+    def _pronounce(self, event: Event) -> None:
         """Tell everybody (through rank 0), and act on it here."""
-        self._hub.send(doom=asdict(doom))
-        self._doomed(doom)
+        self._hub.send(doom=_sent(event))
+        self._doomed(event)
 
-    def _doomed(self, doom: Doom) -> None:
+    def _doomed(self, event: Event) -> None:
         if self.doom is not None or self._bye is not None:
             return
         self._deadline = time.monotonic() + _GRACE
-        self.flight.words(doom.kind, doom.text, culprit=doom.culprit, **doom.facts)
-        stacks = self.stacks if doom.kind != "lost" else None
+        self.flight.record(event)
+        stacks = self.stacks if event.code not in LOST else None
         if stacks is not None:  # before the main thread can know, and raise
             with contextlib.suppress(OSError), stacks.open("w") as out:
                 faulthandler.dump_traceback(out, all_threads=True)
-        self.doom = doom
-        _say(doom.text)
-        if stacks is not None and doom.culprit in (-1, self.world.rank):
+        self.doom = event
+        _say(render.text(event))
+        if stacks is not None and event.rank in (-1, self.world.rank):
             _say(f"the Python stacks of {self.world.name()} are in {stacks}")
 
     def _end(self) -> None:
@@ -306,15 +300,17 @@ class Watch:
 
     def _beat(self) -> Beat:
         now, flight = time.monotonic(), self.flight
-        inside, idle = list(flight.open), now - flight.progress
-        more: dict[str, Any] = {}
-        if inside:
-            entry = inside[-1]
-            more = {name: getattr(entry, name) for name in ("kind", "what", "detail", "where", "waits")}
-            more.update(age=now - entry.began, recent=list(flight.recent) if entry.waits else ())
+        opened, idle = list(flight.open), now - flight.progress
+        at, busy = "", 1.0
         if idle > 2 * _EVERY:
-            more.update(at=user_place(self._trainer), busy=self._health.busy(flight.progress))
-        return Beat(self.world.rank, now, flight.operations, idle=idle, step=flight.step, **more)
+            at, busy = user_place(self._trainer), self._health.busy(flight.progress)
+        inside = opened[-1].as_operation(at) if opened else Operation(at=at)
+        waits = bool(opened and opened[-1].waits)
+        return Beat(
+            self.world.rank, now, self.world.host, flight.operations, inside, waits, idle=idle, step=flight.step,
+            in_step=any(entry.kind == Kind.STEP for entry in opened), age=now - opened[-1].began if opened else 0.0,
+            recent=tuple(flight.recent) if waits else (), busy=busy,
+        )  # fmt: skip
 
     # What it hears
 
@@ -333,13 +329,15 @@ class Watch:
             self._hub.who[rank] = who
             self._beats[rank] = Beat(rank, time.monotonic())
         if "beat" in message:
-            self._beats[rank] = Beat(**{**message["beat"], "rank": rank, "heard": time.monotonic()})
+            told = message["beat"] or asdict(Beat(rank))
+            self._beats[rank] = Beat.from_json(told, rank=rank, heard=time.monotonic())
         if "left" in message:
-            self.left[int(message["left"]["rank"])] = message["left"]
+            left = Event.from_json(message["left"])
+            self.left[left.rank] = left
             self._relay(rank, message)
         if "doom" in message:
             self._relay(rank, message)
-            self._doomed(self._seen_here(Doom(**message["doom"])))
+            self._doomed(self._seen_here(Event.from_json(message["doom"])))
         if "wanted" in message:
             self._want(message["wanted"])
 
@@ -353,7 +351,7 @@ class Watch:
             return
         self.wanted = self._told = True
         self._to_save = time.monotonic() + _TO_SAVE
-        self.flight.mark("SIGTERM", why)
+        self.flight.mark(Mark.SIGTERM, why)
         self._hub.send(wanted=why)
         if self.in_loop and self.doom is None:
             _say(f"{why}: all ranks save at the next step boundary and end with exit code {PREEMPTED}")
@@ -362,32 +360,30 @@ class Watch:
         """A connection ended without a goodbye."""
         if rank in self.left or self._bye is not None:
             return
-        who, last, name = self._hub.who.get(rank, {}), self._beats[rank], self.world.name(rank)
-        if unreachable:
-            text, facts = f"the host of {name} does not answer any more", {"how": "unreachable"}
+        who, last = self._hub.who.get(rank, {}), self._beats[rank]
+        code, fields = (Code.HOST, {}) if unreachable else how_it_ended(who, self._health.oom_kills)
+        inside = replace(last.inside, step=last.step)
+        event = Event(code, rank, self.world.host_of(rank), inside, fields={**fields, **who})
+        if code == Code.EXIT and not fields["exit_code"]:  # in order, but without goodbye: os._exit
+            ended = Event(Code.ENDED, rank, event.host, Operation(last.operations, step=last.step))
+            self._take(rank, {"left": ended.to_json()})
+        elif self.world.first:
+            self._pronounce(event)
         else:
-            facts = how_it_ended(who, self._health.oom_kills)
-            if facts == {"how": "exit", "code": 0}:  # in order, but without goodbye: os._exit
-                self._take(
-                    rank, {"left": {"rank": rank, "kind": "ended", "why": "it ended", "operation": last.operation}}
-                )
-                return
-            where = f", last seen at step {last.step} in {place(last)}" if last.at or last.where else ""
-            text = f"{name} {death(facts)}{where}"
-        doom = Doom("lost", text, rank, {**facts, **who})
-        if self.world.first:
-            self._pronounce(doom)
-        else:
-            self._doomed(doom)
+            self._doomed(event)
 
-    def _seen_here(self, doom: Doom) -> Doom:
+    def _seen_here(self, event: Event) -> Event:
         """A lost rank may be of this host: then how it ended can be seen here."""
-        if doom.kind == "lost" and doom.facts.get("how") == "silent":
-            facts = how_it_ended(doom.facts, self._health.oom_kills)
-            if facts["how"] != "silent":
-                text = f"{self.world.name(doom.culprit)} {death(facts)}"
-                return Doom("lost", text, doom.culprit, {**doom.facts, **facts})
-        return doom
+        if event.code == Code.KILLED and "signal" not in event.fields:
+            code, fields = how_it_ended(event.fields, self._health.oom_kills)
+            return replace(event, code=code, fields={**event.fields, **fields})
+        return event
+
+
+def _sent(event: Event) -> dict[str, Any]:
+    """For the other ranks: of a long message, its beginning."""
+    fields = {**event.fields, "text": str(event.fields["text"])[:500]} if "text" in event.fields else event.fields
+    return replace(event, fields=fields).to_json()
 
 
 def _aside(work: Callable[[], object]) -> None:

@@ -380,7 +380,7 @@ def one(
             codes = job.wait(60)
             told["codes"] = codes
             records = job.records()
-            said = [r.words["time"] for r in records.values() if r.words and r.words["kind"] != "ended"]
+            said = [r.event.time for r in records.values() if r.event and r.event.code != "ended"]
             told["seconds"] = round(max(0.0, min(said) - began), 2) if said else told["over"]
             left = job.left(15)
             told["left"] = len(left)
@@ -455,7 +455,7 @@ def inject(fault: Fault, place: Path, plan: dict, ranks: int, before, choose: ra
 def _in_it(job: Job, plan: dict) -> bool:
     """Whether the victim has drawn the sample that stops or breaks it."""
     record = job.records().get(plan["rank"])
-    if record is None or record.words:
+    if record is None or record.event:
         return True
     last = record.entries[-1]
     return last.kind == "data" and not last.left and time.time() - last.entered > 0.5
@@ -581,7 +581,7 @@ def _told(job: Job, plan: dict) -> str:
         return f"trained to the end; {differ if len(set(found)) > 1 else same}"
     if not plan["plain"]:
         answer = cause.answer([job.place / "run", *job.logs])
-        launch = re.findall(r"launch: (.*did not come.*)", text)
+        launch = re.findall(r"launch: (.*did not join.*)", text)
         return launch[0] if launch else answer.sentence if answer else "nothing"
     told = re.findall(r"Container rank \d+ status failed .*? (code -?\d+)", text)
     lines = re.findall(r"what\(\): +(?:\[.*?\] )?(.*)|^(\w*Error: .*)", text, re.MULTILINE)

@@ -46,7 +46,7 @@ def test_the_page_shows_the_kill_and_the_resume(run, capsys):
     assert begins in ([0, 16], [0, 32])  # the latter where this machine was slow to kill
     assert "rank 1 on 127.0.0.1 was killed by SIGKILL" in page.text
     assert f"2 ranks · from step {begins[1]} to step 64" in page.text
-    assert "nothing failed: all 2 ranks came to the end, after 64 steps" in page.text
+    assert "nothing failed: all 2 ranks finished, after 64 steps" in page.text
     loss = next(attrs["aria-label"] for _, attrs in page.elements if attrs.get("aria-label", "").startswith("loss"))
     assert "train/loss: from" in loss and "Mark 1 at step 2" in loss and "was killed by SIGKILL" in loss
     assert page.count("g", class_="mark") == page.count("figure", class_="chart card") >= 5

@@ -130,7 +130,7 @@ def test_ranks_that_go_different_ways_are_told_so_long_before_gloo_gives_up(tmp_
     codes, outputs = Victims(tmp_path, 2, kind=kind).end(25)
     assert codes == [STALLED] * 2, outputs
     first, other = "all-reduce of gradients", {"branch": "all-reduce of a branch", "uneven": "check of buffers"}[kind]
-    told = rf"different ways after step 8: rank 0 on 127.0.0.1 waits in {first} .*, rank 1 on 127.0.0.1 in {other} "
+    told = rf"the ranks diverged after step 8: rank 0 on 127.0.0.1 waits in {first} .*, rank 1 on 127.0.0.1 in {other} "
     assert all(re.search(told, output) for output in outputs), outputs
 
 
@@ -185,7 +185,7 @@ def ends_in_a_sum(path, way):
     ("way", "told"),
     [
         ("killed", "rank 1 on 127.0.0.1 was killed by SIGKILL"),
-        ("raised", "rank 1 on 127.0.0.1 left before it came there (ValueError: something is wrong)"),
+        ("raised", "rank 1 on 127.0.0.1 left before it (ValueError: something is wrong)"),
     ],
 )
 def test_a_rank_that_ends_in_the_middle_of_a_sum(tmp_path, way, told):

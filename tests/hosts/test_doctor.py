@@ -65,7 +65,7 @@ def test_a_missing_peer():
     for mine, other in (LOOPBACK, LOOPBACK[::-1]):
         flags = (f"--ips={','.join(LOOPBACK)}", f"--host={mine}", f"--start_port={port}", "--wait=3")
         code, findings = Doctor(*flags).end()
-        assert code == 1 and f"{other} did not come within 3 s" in problems(findings)[0]
+        assert code == 1 and f"{other} did not join within 3 s" in problems(findings)[0]
 
 
 def test_a_port_that_is_taken():

@@ -134,7 +134,7 @@ def test_a_missing_host_is_named_without_burning_a_core(tmp_path, data, here):
     time.sleep(4)
     used = psutil.Process(host.process.pid).cpu_times()
     code, output = host.end()
-    assert code == 1 and f"{LOOPBACK[1 - here]} did not come within 5 s" in output
+    assert code == 1 and f"{LOOPBACK[1 - here]} did not join within 5 s" in output
     assert "start the same command there" in output and used.user + used.system < 2
     assert not host.log_dir.exists() or not list(host.log_dir.iterdir())  # no trainer was started
 
@@ -146,7 +146,7 @@ def test_a_missing_host_that_is_counted_and_not_listed(tmp_path, data, here):
     with namespaces.two_hosts() as before:
         flags = ["--master=192.168.0.1:8090", "--nnodes=2", "--wait=4"]
         code, output = Host(tmp_path, "a", data, flags, before[here]).end(60)
-    assert code == 1 and f"{('another machine', '192.168.0.1')[here]} did not come within 4 s" in output
+    assert code == 1 and f"{('another machine', '192.168.0.1')[here]} did not join within 4 s" in output
 
 
 @needs_hosts

@@ -113,12 +113,12 @@ def test_a_node_that_does_not_come_is_named(repo):
     node = start(repo, NODES[0], free_ports(4)[-1], "--wait", "4")
     code, output = node.end()
     assert code == 1 and "waiting for 127.0.0.3: start the same command there" in output
-    assert "127.0.0.3 did not come within 4 s" in output
+    assert "127.0.0.3 did not join within 4 s" in output
     root = repo / "test_tipc/output/toy" / LITE
     assert [s for _, s, _ in results(root)] == ["failed", *["skipped"] * 6]
     node = start(repo, NODES[1], free_ports(4)[-1], "--wait", "4")
     code, output = node.end()
-    assert code == 1 and "waiting for 127.0.0.2" in output and "127.0.0.2 did not come" in output
+    assert code == 1 and "waiting for 127.0.0.2" in output and "127.0.0.2 did not join" in output
 
 
 def test_ctrl_c_while_waiting(repo):

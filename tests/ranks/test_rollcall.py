@@ -66,7 +66,7 @@ def test_ranks_that_differ(tmp_path, arguments, words):
 
 def test_a_rank_that_does_not_come_is_named_on_every_other(tmp_path):
     ends = ranks(tmp_path, [("9.9", ""), ("9.9", ""), None], wait="3")
-    assert all(end.error[1].startswith("rank 2 on 127.0.0.1 did not come within 3 s") for end in ends), ends
+    assert all(end.error[1].startswith("rank 2 on 127.0.0.1 did not join within 3 s") for end in ends), ends
     (end,) = ranks(tmp_path / "other", [None, ("9.9", "")], wait="3")
     assert end.error[1].startswith("rank 0 did not answer rank 1 on 127.0.0.1 at 127.0.0.1:")
 
@@ -148,7 +148,7 @@ def impatient():
 
 def test_a_wrong_patience(tmp_path):
     for kind, message in run_raising(impatient, 2, tmp_path):
-        assert kind == "WorldError" and "PPFLEET_WAIT=soon is no number of seconds" in message
+        assert kind == "WorldError" and "PPFLEET_WAIT must be a positive number of seconds, got 'soon'" in message
 
 
 def orphaned_while_waiting(path):

@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from ppfleet.watchdog import recorder
+from ppfleet.watchdog import events, recorder, render
+from ppfleet.watchdog.events import Code, Event, Kind, Operation, Waiting
 from ppfleet.watchdog.recorder import KINDS, Flight, Pulse, read
 from tests.harness import ROOT
 
@@ -67,17 +69,53 @@ def test_a_mark_is_no_progress(ring):
     assert record.progress == 5.0
 
 
-def test_the_first_last_words_stay(ring):
+def test_the_first_event_stays(ring):
     record = Flight(ring, WHO)
-    assert read(ring).words == {}
-    record.words("exception", "die Platte ist voll: 磁盘已满 " * 500, type="OSError")
-    record.words("ended", "")
-    words = read(ring).words
-    assert (
-        words["kind"] == "exception"
-        and words["type"] == "OSError"
-        and words["text"].startswith("die Platte ist voll: 磁")
-    )
+    assert read(ring).event is None
+    record.record(events.exception(OSError("die Platte ist voll: 磁盘已满 " * 500), 3, "", "t.py:1"))
+    record.record(Event(Code.ENDED))
+    event = read(ring).event
+    assert event.code == Code.EXCEPTION and event.fields["type"] == "OSError" and event.rank == 3
+    assert event.fields["text"].startswith("die Platte ist voll: 磁")
+
+
+def test_an_event_comes_back_as_it_was(ring):
+    record = Flight(ring, WHO)
+    inside = Operation(12, Kind.MEETING, "saving", "", "t.py:1", 3, "`save` (t.py:2)")
+    waiting = Waiting((0, 2), replace(inside, kind=Kind.COLLECTIVE), "b", after=inside)
+    event = Event(Code.STALL, 1, "a", inside, 4.5, (waiting,), {"silent": True})
+    record.record(event)
+    told = read(ring).event
+    assert replace(told, time=0.0) == event and told.time > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "rank", "shown"),
+    [
+        (
+            {"kind": "lost", "text": "rank 1 went", "culprit": 1, "how": "killed", "signal": 9},
+            "killed",
+            1,
+            "rank 1 went",
+        ),
+        ({"kind": "lost", "text": "no memory", "culprit": 1, "how": "killed", "oom": True}, "oom", 1, "no memory"),
+        ({"kind": "lost", "text": "no host", "culprit": 2, "how": "unreachable"}, "host", 2, "no host"),
+        (
+            {"kind": "stall", "text": "rank 0 is stopped", "culprit": 0, "how": "stopped"},
+            "stopped",
+            0,
+            "rank 0 is stopped",
+        ),
+        ({"kind": "mismatch", "text": "different ways", "culprit": -1}, "mismatch", -1, "different ways"),
+        ({"kind": "exception", "text": "no", "type": "CommError", "where": "t.py:1"}, "exception", -1, "CommError: no"),
+        ({"kind": "ended", "text": ""}, "ended", -1, "finished"),
+    ],
+)
+def test_the_last_words_of_version_0_1_0_are_an_event(ring, words, code, rank, shown):
+    record = Flight(ring, WHO)
+    record._put(recorder._EVENT, recorder._SLOTS, {**words, "time": 5.0})
+    event = read(ring).event
+    assert (event.code, event.rank, event.time) == (code, rank, 5.0) and shown in render.text(event)
 
 
 def test_the_pulse_and_later_facts(ring):
@@ -177,7 +215,7 @@ def test_no_damage_gets_through(tmp_path):
     record = Flight(path, {**WHO, "started": time.time()}, slots=16)
     for number in range(20):
         record.leave(record.enter("collective", f"number {number}", numbered=True))
-    record.words("lost", "…", culprit=1)
+    record.record(Event(Code.KILLED, 1))
     good, choose = bytearray(path.read_bytes()), random.Random(1)
     for _ in range(2000):
         bad = bytearray(good)
@@ -192,4 +230,10 @@ def test_no_damage_gets_through(tmp_path):
             continue
         assert isinstance(told.facts["rank"], int) and 0 <= told.facts["started"] < 4.1e9
         assert all(0 <= moment < 4.1e9 for e in told.entries for moment in (e.entered, e.left))
-        assert 0 <= told.pulse.time < 4.1e9 and (not told.words or 0 <= told.words["time"] < 4.1e9)
+        assert 0 <= told.pulse.time < 4.1e9 and (not told.event or 0 <= told.event.time < 4.1e9)
+
+
+def test_lines_of_the_whole_library_are_not_the_users():
+    from ppfleet.distributed import world
+
+    assert not recorder.users(world.__file__) and not recorder.users(recorder.__file__) and recorder.users(__file__)

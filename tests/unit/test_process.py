@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from ppfleet.watchdog.process import Health, death, how_it_ended, oom_kills, this_host, user_place, was_launched
+from ppfleet.watchdog.events import Code, Event
+from ppfleet.watchdog.process import Health, how_it_ended, oom_kills, this_host, user_place, was_launched
+from ppfleet.watchdog.render import death
 
 
 def busy_after(work):
@@ -52,18 +54,17 @@ def test_a_loop_that_sleeps_does_no_work_though_other_threads_do():
     [
         ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
         ("import os; os.kill(os.getpid(), 6)", "was killed by SIGABRT"),
-        ("import os; os._exit(3)", "ended with exit code 3 and without a word"),
+        ("import os; os._exit(3)", "exited with code 3 without reporting a reason"),
     ],
 )
 def test_how_a_process_of_this_host_ended(code, told):
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert death(how_it_ended({"pid": child.pid, "boot": this_host()}, oom_kills())) == told
-    child.wait()
-    assert how_it_ended({"pid": child.pid, "boot": this_host()}, oom_kills()) == {
-        "how": "silent"
-    }  # its parent has asked
-    assert how_it_ended({"pid": child.pid, "boot": "elsewhere"}, 0) == {"how": "silent"}
+    ended, fields = how_it_ended({"pid": child.pid, "boot": this_host()}, oom_kills())
+    assert death(Event(ended, fields=fields)) == told
+    child.wait()  # its parent has asked
+    assert how_it_ended({"pid": child.pid, "boot": this_host()}, oom_kills()) == (Code.KILLED, {})
+    assert how_it_ended({"pid": child.pid, "boot": "elsewhere"}, 0) == (Code.KILLED, {})
 
 
 def test_killed_for_want_of_memory(monkeypatch):
@@ -71,9 +72,9 @@ def test_killed_for_want_of_memory(monkeypatch):
     child.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr("ppfleet.watchdog.process.oom_kills", lambda: 4)
-    told = how_it_ended({"pid": child.pid, "boot": this_host()}, 3)
-    assert told == {"how": "killed", "signal": 9, "oom": True} and "for want of memory" in death(told)
-    assert "oom" not in how_it_ended({"pid": child.pid, "boot": this_host()}, 4)
+    assert how_it_ended({"pid": child.pid, "boot": this_host()}, 3) == (Code.OOM, {"signal": 9})
+    assert how_it_ended({"pid": child.pid, "boot": this_host()}, 4) == (Code.KILLED, {"signal": 9})
+    assert death(Event(Code.OOM)) == "was killed by the OOM killer (SIGKILL)"
     child.wait()
 
 

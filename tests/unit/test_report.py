@@ -15,6 +15,7 @@ from ppfleet.__main__ import main
 from ppfleet.checkpoint import manifest
 from ppfleet.checkpoint.history import NAME, RANKS, History
 from ppfleet.commands.report import run
+from ppfleet.errors import CheckpointError, DataError
 from ppfleet.evaluation.confusion import Mistake, Seen
 from ppfleet.watchdog.process import this_host
 from ppfleet.watchdog.recorder import KEPT
@@ -102,10 +103,10 @@ def killed_and_resumed(story):
     write_history(story, steps=[4, 8, 12])
     end = story.train(ranks, 12)
     first.step(end), second.step(end)
-    first.say(end + 1, "lost", f"rank 1 on {A} was killed by SIGKILL at step 12", culprit=1, how="killed", signal=9)
+    first.say(end + 1, "killed", 1, signal=9)
     story.began += 100
     for rank in story.ranks(run=""):
-        rank.say(1, "exception", "no data", type="DataError", where="t.py:1")
+        rank.fail(1, DataError("no data"))
     story.began += 100
     ranks = story.ranks(run="third")
     for rank in ranks:
@@ -132,7 +133,7 @@ def test_a_run_that_was_killed_and_went_on(story, capsys):
     charts = [attrs["aria-label"] for _, attrs in page.elements if "aria-label" in attrs]
     assert [each.partition(",")[0] for each in charts] == ["loss", "accuracy", "steps over time"]
     assert page.count("g", class_="mark") == 6
-    assert f"Mark 1 at step 12: the end of start 1: rank 1 on {A} was killed by SIGKILL at step 12." in charts[0]
+    assert f"Mark 1 at step 12: the end of start 1: rank 1 on {A} was killed by SIGKILL at step 12 (" in charts[0]
     assert "Mark 2 at step 12: the end of start 2: ranks 0, 1 raised DataError: no data (t.py:1)." in charts[0]
     assert "from 0.6 at step 4 to 0.1579 at 18" in charts[0]  # step 12 of the first start was undone
     assert "samples" not in charts[1]
@@ -140,12 +141,12 @@ def test_a_run_that_was_killed_and_went_on(story, capsys):
 
 
 def test_marks_keep_their_numbers_where_the_first_start_never_trained(story):
-    story.rank(0, 1, run="").say(1, "exception", "no data", type="DataError", where="t.py:1")
+    story.rank(0, 1, run="").fail(1, DataError("no data"))
     story.began += 100
     story.now = story.began + 1
     write_history(story, ranks=1, steps=[2, 4])
     only = story.rank(0, 1)
-    only.say(story.train([only], 4) + 5, "exception", "no", type="ValueError", where="t.py:1")
+    only.fail(story.train([only], 4) + 5, ValueError("no"))
     page = report(story.directory)
     told = [attrs["aria-label"] for _, attrs in page.elements if "aria-label" in attrs]
     assert "Mark 1 at step 0: the end of start 1" in told[0] and "Mark 2 at step 4: the end of start 2" in told[0]
@@ -166,7 +167,7 @@ def test_a_run_that_failed_is_marked_too(story):
     story.now = story.began + 0.01
     write_history(story, ranks=1, steps=[2])
     only = story.rank(0, 1)
-    only.say(story.train([only], 3) + 1, "exception", "no", type="ValueError", where="t.py:1")
+    only.fail(story.train([only], 3) + 1, ValueError("no"))
     page = report(story.directory)
     assert page.count("span", class_="pill failed") == 1 and page.count("g", class_="mark") == 2
     assert page.count("p", class_="failed") == 1 and f"rank 0 on {A} raised ValueError: no" in page.text
@@ -176,7 +177,7 @@ def test_a_start_that_was_refused_leaves_the_run_finished(story, capsys):
     killed_and_resumed(story)
     story.began += 1000
     for rank in story.ranks(run="fourth"):
-        rank.say(1, "exception", "other preprocess than now", type="CheckpointError", where="t.py:1")
+        rank.fail(1, CheckpointError("other preprocess than now"))
     page = report(story.directory)
     assert page.count("span", class_="pill ok") == 1 and page.count("p", class_="failed") == 0
     assert "finished, step 18, eval/top1 0.75, 4 starts" in capsys.readouterr().out
@@ -192,7 +193,7 @@ def test_the_best_is_told_where_it_is_not_the_last(story, capsys):
 
 def test_a_run_that_was_preempted_is_stopped(story):
     for rank in story.ranks():
-        rank.say(1, "preempted", "saved at step 3")
+        rank.say(1, "preempted", text="saved at step 3")
     page = report(story.directory)
     assert page.count("span", class_="pill stopped") == 1 and "got SIGTERM and ended" in page.text
     assert "no history.jsonl: rank 0 writes it" in page.text  # it never came to a line
@@ -284,7 +285,7 @@ def test_hosts_with_directories_of_their_own(story, tmp_path):
     shutil.move(second.path, other / "flight")
     assert "no record of rank 1: on another host?" in report(story.directory).text
     whole = report(story.directory, other)
-    assert "no record" not in whole.text and "all 2 ranks came to the end" in whole.text and B in whole.text
+    assert "no record" not in whole.text and "all 2 ranks finished" in whole.text and B in whole.text
     alone = report(other)
     assert "no record of rank 0: on another host?" in alone.text and "no history.jsonl: rank 0 writes it" in alone.text
 
@@ -346,7 +347,7 @@ def test_hostile_names_stay_text(story):
     write_history(story, steps=[2, 4], **{HOSTILE: 0.5, f"eval/{HOSTILE}": float("nan")})
     rank = story.rank(0, 1)
     rank.flight.describe(script=HOSTILE, host=HOSTILE)
-    rank.say(1, "exception", HOSTILE, type="ValueError", where=HOSTILE)
+    rank.fail(1, ValueError(HOSTILE), HOSTILE)
     (story.directory / "settings.json").write_text(
         json.dumps({HOSTILE: HOSTILE, "defaults": HOSTILE, f"x{HOSTILE}": {HOSTILE: [HOSTILE]}})
     )

@@ -13,6 +13,8 @@ import pytest
 
 from ppfleet.__main__ import main
 from ppfleet.commands.why import cause
+from ppfleet.errors import CommError
+from ppfleet.watchdog.events import Operation
 from ppfleet.watchdog.process import this_host
 from tests.harness import ROOT
 from tests.story import GRADIENTS, A, B, Story
@@ -31,7 +33,7 @@ def test_clocks_that_are_minutes_apart(story):
     end = story.train([first, second], 5)
     second.step(end)
     first.pulse(end + 3)
-    first.say(end + 3, "exception", "no", type="ValueError", where="t.py:1")  # three seconds after the other had died
+    first.fail(end + 3, ValueError("no"))  # three seconds after the other had died
     second.pulse(end + 0.1)
     found = story.look(60)
     assert found.ranks == (1,) and found.attempt.ranks[1].record.facts["skew"] == pytest.approx(300, abs=0.01)
@@ -47,7 +49,7 @@ def test_earlier_attempts(story, capsys):
     for number, run in enumerate(("a", "b", "", "")):
         story.began += 100
         for rank in story.ranks(run=run):
-            rank.say(1, "exception", f"failure {number}", type="ValueError", where="t.py:1")
+            rank.fail(1, ValueError(f"failure {number}"))
     found = story.look(60)
     assert "failure 3" in found.sentence and found.earlier == 3 and len(found.attempt.ranks) == 2
     assert any("3 earlier starts of this job: --back 1" in note for note in found.notes)
@@ -62,7 +64,7 @@ def test_failed_start_is_newer_although_the_other_hosts_clock_is_ahead(story):
     ranks = [story.rank(0), story.rank(1, boot="other", address=B, skew=600.0)]
     story.train(ranks, 3)
     story.began += 100
-    story.rank(0, run="").say(60, "exception", "rank 1 did not come within 60 s", type="CommError", where="t.py:1")
+    story.rank(0, run="").fail(60, CommError("nothing heard of rank 1", code="not_joined"))
     assert story.look(90).kind == "missing"
 
 
@@ -70,7 +72,7 @@ def test_failed_start_has_no_ranks_of_an_older_one(story):
     for run, size in (("", 2), ("a", 2), ("", 1)):
         story.began += 100
         for number in range(size):
-            story.rank(number, 2, run=run).say(1, "exception", "no", type="ValueError", where="t.py:1")
+            story.rank(number, 2, run=run).fail(1, ValueError("no"))
     found = story.look(60)
     assert [rank.number for rank in found.attempt.ranks] == [0] and found.earlier == 2
 
@@ -101,7 +103,7 @@ def test_older_copy_does_not_count(story, tmp_path):
 
 
 def test_damaged_ring_and_dangling_link_are_notes(story, tmp_path):
-    story.rank(0, 2).say(1, "exception", "no", type="ValueError", where="t.py:1")
+    story.rank(0, 2).fail(1, ValueError("no"))
     (story.directory / "flight" / "0000000000009-rank1.ring").write_bytes(b"nothing of the kind")
     (story.directory / "rank1.ring").symlink_to("/somewhere/else/0000000000123-rank1.ring")
     (story.directory / "rank0.ring").symlink_to("/somewhere/else/0000000000001-rank0.ring")
@@ -149,9 +151,7 @@ def failed_job(story):
     first, second = ranks = story.ranks()
     end = story.train(ranks, 12)
     first.step(end), second.step(end)
-    first.say(
-        end + 0.1, "lost", f"rank 1 on {A} was killed by SIGKILL <&> at step 12", culprit=1, how="killed", signal=9
-    )
+    first.say(end + 0.1, "killed", 1, signal=9, operation=Operation(0, "step", "step <&>", step=12))
     story.now = story.began + 60
 
 
@@ -159,7 +159,7 @@ def test_text(story, capsys):
     failed_job(story)
     assert main(["why", str(story.directory)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"why: rank 1 on {A} was killed by SIGKILL <&> at step 12"
+    assert lines[0] == f"why: rank 1 on {A} was killed by SIGKILL at step 12 (in step <&>)"
     assert any(line.startswith("the last ") for line in lines)
     assert sum("… not left" in line for line in lines) == 4  # a step and a collective of each
     assert len(lines) < 30
@@ -180,6 +180,7 @@ def test_json(story, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "killed" and found["culprits"] == [1] and "SIGKILL" in found["sentence"]
     assert [rank["state"] for rank in found["ranks"]] == ["said", "gone"]
+    assert found["event"]["code"] == "killed" and found["ranks"][0]["event"]["fields"]["signal"] == 9
     assert found["timeline"][-1]["left"] is None and found["timeline"][-1]["what"] == GRADIENTS
 
 
@@ -206,10 +207,10 @@ def test_page(story, capsys, tmp_path):
     tags = Tags()
     tags.feed(text)
     assert not tags.open
-    assert f"<h1>rank 1 on {A} was killed by SIGKILL &lt;&amp;&gt; at step 12</h1>" in text
+    assert f"<h1>rank 1 on {A} was killed by SIGKILL at step 12 (in step &lt;&amp;&gt;)</h1>" in text
     drawing = xml.fromstring(text[text.index('<div class="timeline') : text.index("</div></div>") + 6])
     rows = [row.get("title") for row in drawing.findall("div") if row.get("class").startswith("row")]
-    assert rows[0].startswith(f"rank 0 on {A}: ended by the watch") and rows[1].startswith(f"rank 1 on {A}: gone")
+    assert rows[0].startswith(f"rank 0 on {A}: ended by the watchdog") and rows[1].startswith(f"rank 1 on {A}: gone")
     assert all("not left" in row for row in rows)
     bars = [bar.get("class") for bar in drawing.iter("i")]
     assert sorted(bar for bar in bars if bar.endswith(" open")) == ["collective inside open"] * 2 + ["step open"] * 2
@@ -260,7 +261,7 @@ def test_only_a_damaged_ring(tmp_path, capsys):
 
 
 def test_a_rank_without_an_entry(story, tmp_path):
-    story.rank(0, 1, address="").say(1, "exception", "no", type="ValueError", where="")
+    story.rank(0, 1, address="").fail(1, ValueError("no"), "")
     story.now = story.began + 60
     assert main(["why", str(story.directory), "--html", str(tmp_path / "why.html")]) == 0
     assert cause.answer([story.directory]).sentence == "rank 0 raised ValueError: no"

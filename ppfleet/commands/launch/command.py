@@ -129,7 +129,7 @@ class Supervisor:
         if code:
             say(f"{why}; the trainers' own logs are in {self.launch.log_dir}" if self.started else why)
             if sentence := self._answer():
-                say(f"{sentence} (python -m ppfleet why {self.launch.log_dir} tells more)")
+                say(f"{sentence} (run `ppfleet why {self.launch.log_dir}` for details)")
         return code
 
     def _answer(self, kind: str = "") -> str:

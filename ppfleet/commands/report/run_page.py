@@ -14,10 +14,11 @@ from ppfleet._version import __version__
 from ppfleet.checkpoint.history import RANKS, curves
 from ppfleet.commands.report.run import Kept, Run, Start
 from ppfleet.commands.why.cause import Answer, ending
-from ppfleet.commands.why.job_start import size, span
+from ppfleet.commands.why.job_start import size
 from ppfleet.evaluation.confusion import Seen
 from ppfleet.html.chart import Chart, Points, line_chart
 from ppfleet.html.render import number, render, when
+from ppfleet.watchdog.render import span
 
 # Which figures share a chart, by the last part of their names. Charts come in this order; all others are between.
 _BEFORE = {"loss": "loss", "top1": "accuracy", "top5": "accuracy"}

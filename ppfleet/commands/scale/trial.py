@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ppfleet import foreign
 from ppfleet.checkpoint import files, history
 from ppfleet.cluster import process_tree
 from ppfleet.commands.scale import time_breakdown
@@ -91,9 +92,8 @@ def _reason(place: Place, began: float, code: int) -> str:
     found = cause.answer([place.run, place.logs])
     if found is not None and found.attempt.started >= began:
         return found.sentence
-    lines = [line for line in _lines(place.output)[-200:] if line.strip()]
-    telling = [line for line in lines if "rror" in line] or lines
-    return telling[-1].strip()[:300] if telling else "it ended without a word"
+    telling = foreign.telling_line("\n".join(_lines(place.output)[-200:]), last=True)
+    return telling[:300] or "it exited without reporting a reason"
 
 
 def _lines(path: Path) -> list[str]:

@@ -6,28 +6,46 @@ been the cause, and takes the first that is no consequence. Pure but for `answer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ppfleet.commands.why import late, record_reader
-from ppfleet.commands.why.job_start import Attempt, Cause, Rank, clock, label, named, size
+from ppfleet.commands.why import record_reader
+from ppfleet.commands.why.job_start import Attempt, Rank, named, size
+from ppfleet.commands.why.standstill import standstill, uneven
+from ppfleet.commands.why.straggler import straggler
+from ppfleet.watchdog import render
+from ppfleet.watchdog.events import LOST, VERDICTS, Code, Event, Kind, Mark
 
 _BEAT = 1.5  # seconds that a process may have lived after its last pulse, a bit more than there are between two
 _GRACE = 15.0  # seconds after SIGTERM within which nobody kills
 _AT_ONCE = 3.0  # seconds within which the ranks of a host go together
-_TOLD = ("stall", "mismatch", "lost")  # words of the watch: a finished sentence about a culprit
-_CONSEQUENCES = ("CommError", "Stalled", "SystemExit", "Preempted")
-_SOCKETS = re.compile(r"connection (reset|closed)|broken pipe|by peer|gloo|failed on rank \d", re.IGNORECASE)
+_GUESS = "killed (SIGKILL), a crash, os._exit, or its host went down"
+# What an exception's code makes of it; what a rank raises because another one failed comes last.
+_RAISED = {
+    "non_finite": Code.NAN, "mismatch": Code.MISMATCH, "interrupted": Code.INTERRUPTED, "port_taken": Code.PORT,
+    "not_joined": Code.MISSING, "worker_died": Code.WORKER,
+}  # fmt: skip
+_CONSEQUENCES = ("comm", "peer_lost", "stalled", "preempted", "exit", "connection")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What may have happened first."""
+
+    event: Event
+    ranks: tuple[int, ...] = ()  # whose doing it was; nobody's in particular: none
+    time: float = 0.0
+    level: int = 0  # 0: a cause; 1: perhaps the consequence of another; 2: a consequence
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Answer:
     """Everything `why` tells. Launch prints `sentence`."""
 
-    sentence: str
-    kind: str
+    event: Event
     ranks: tuple[int, ...]
     time: float
     evidence: tuple[str, ...]
@@ -35,6 +53,14 @@ class Answer:
     attempt: Attempt
     now: float  # by rank 0's clock
     earlier: int  # attempts before this one
+
+    @property
+    def sentence(self) -> str:
+        return render.text(self.event)
+
+    @property
+    def kind(self) -> str:
+        return self.event.code.value
 
 
 def answer(directories: Sequence[Path], back: int = 0) -> Answer | None:
@@ -56,224 +82,175 @@ def of(found: record_reader.Found, back: int = 0) -> Answer:
             f"{earlier} earlier start{'s' if earlier > 1 else ''} of this job: --back {back + 1} shows the last of them"
         )
     return Answer(
-        cause.sentence, cause.kind, cause.ranks, cause.time or attempt.last_seen,
-        (*cause.evidence, *_endings(attempt, cause.sentence)), tuple(notes), attempt, found.now, earlier,
+        cause.event, cause.ranks, cause.time or attempt.last_seen,
+        (*cause.evidence, *_endings(attempt, cause.event)), tuple(notes), attempt, found.now, earlier,
     )  # fmt: skip
 
 
 def explain(attempt: Attempt, now: float) -> Cause:
     """The first cause; where nothing failed, what holds the job up, or that all is well."""
     causes = [*_gone(attempt), *_told(attempt), *_raised(attempt), *_ended_by_others(attempt)]
-    left = late.uneven(attempt.ranks)
-    if causes and left:
-        causes.append(left)
+    left = uneven(attempt.ranks, attempt.last_seen) if causes else None
+    if left:
+        causes.append(_stuck(left, attempt.last_seen))
     if causes:
         first = min(causes, key=lambda cause: (cause.level, cause.time))
-        if first.kind in ("terminated", "preempted", "orphan", "gone"):
-            hung = late.hang(attempt.ranks, attempt.last_seen)
-            return replace(first, evidence=(*first.evidence, f"before that: {hung.sentence}")) if hung else first
+        if first.event.code in (Code.TERMINATED, Code.PREEMPTED, Code.ORPHAN, Code.GONE):
+            hung = standstill(attempt.ranks, attempt.last_seen)
+            return replace(first, evidence=(*first.evidence, f"before that: {render.text(hung)}")) if hung else first
         return first
     running = [rank for rank in attempt.ranks if rank.state != "said"]
-    if running and (hung := late.hang(attempt.ranks, now)):
-        return hung
-    return _well(attempt, running)
+    if running and (hung := standstill(attempt.ranks, now)):
+        return _stuck(hung, now)
+    fine = _about(running or attempt.ranks, Code.RUNNING if running else Code.FINISHED)
+    fine = replace(fine, operation=replace(fine.operation, step=max(rank.steps for rank in attempt.ranks)))
+    slow = straggler(attempt)
+    return Cause(slow, (slow.rank,), evidence=(render.text(fine),)) if slow else Cause(fine)
 
 
-def _well(attempt: Attempt, running: Sequence[Rank]) -> Cause:
-    steps = max(rank.steps for rank in attempt.ranks)
-    who = named(attempt.ranks) if len(attempt.ranks) == 1 else f"all {len(attempt.ranks)} ranks"
-    if running:
-        text, kind = (
-            f"nothing failed: {named(running)} still run{'s' if len(running) == 1 else ''}, at step {steps}",
-            "running",
-        )
-    else:
-        text, kind = f"nothing failed: {who} came to the end, after {steps} steps", "finished"
-    slow = late.straggler(attempt)
-    return replace(slow, evidence=(text,)) if slow else Cause(kind, text)
+def _stuck(event: Event, now: float) -> Cause:
+    return Cause(event, _culprits(event), now - event.seconds)
+
+
+def _culprits(event: Event) -> tuple[int, ...]:
+    found: Sequence[int] = event.fields.get("left_loop") or [event.rank]
+    return tuple(rank for rank in found if rank >= 0)
+
+
+def _about(ranks: Sequence[Rank], code: Code, **fields: Any) -> Event:
+    """An event of those ranks, where the first of them was."""
+    numbers = [rank.number for rank in ranks]
+    return Event(code, numbers[0], ranks[0].address, ranks[0].inside, fields={"ranks": numbers, **fields})
 
 
 def _gone(attempt: Attempt) -> Iterator[Cause]:
-    """Ranks that ended without a word. What a peer's watch saw of it is better than what can be derived."""
+    """Ranks that are gone and recorded nothing. What a peer's watchdog saw is better than what can be derived."""
     gone = sorted((rank for rank in attempt.ranks if rank.state == "gone"), key=lambda rank: rank.seen)
-    told = {rank.words.get("culprit") for rank in attempt.ranks if rank.said in _TOLD}
+    told = {rank.event.rank for rank in attempt.ranks if rank.event and rank.event.code in VERDICTS}
     for rank in gone[:1]:
-        asked = [e.entered for e in rank.record.entries if e.kind == "mark" and e.what == "SIGTERM"]
+        asked = [e.entered for e in rank.record.entries if e.kind == Kind.MARK and e.what == Mark.SIGTERM]
         if asked and rank.seen - asked[-1] > _GRACE:
-            at = f"after {rank.seen - asked[-1]:.0f} s without a step boundary{_inside(rank)}"
-            text = f"{rank.name} got SIGTERM and was killed {at}: nothing was saved since the last checkpoint"
-            yield Cause("terminated", text, (rank.number,), rank.seen)
+            event = _about([rank], Code.TERMINATED, unsaved_for=rank.seen - asked[-1])
+            yield Cause(event, (rank.number,), rank.seen)
             return
     if len(gone) > 1 and len(gone) == len(attempt.ranks) and gone[-1].seen - gone[0].seen < _AT_ONCE:
         hosts = {rank.host for rank in gone}
-        text = f"all {len(gone)} ranks were gone at once, without a word, at step {gone[0].steps}"
-        why = (
-            f"{next(iter(hosts))} went down, or all were killed"
-            if len(hosts) == 1
-            else "all were killed, or the power failed"
-        )
-        yield Cause("gone", f"{text}: {why}", (), gone[0].seen, 0, tuple(_memory(rank) for rank in gone[:1]))
+        event = _about(gone, Code.GONE, count=len(gone))
+        event = replace(event, host=gone[0].host if len(hosts) == 1 else "")
+        yield Cause(event, (), gone[0].seen, 0, _evidence(gone[0]))
         return
     for host in {rank.host for rank in gone}:
         there = [rank for rank in attempt.ranks if rank.host == host]
         lost = [rank for rank in gone if rank.host == host]
         if len(there) == len(lost) > 1 and lost[-1].seen - lost[0].seen < _AT_ONCE:
-            text = f"host {host} was lost with {named(lost)} at step {lost[0].steps}{_inside(lost[0])}"
-            yield Cause(
-                "host",
-                f"{text}: it went down, or lost its network",
-                tuple(r.number for r in lost),
-                lost[0].seen - _BEAT,
-            )
+            event = replace(_about(lost, Code.HOST), host=host)
+            yield Cause(event, tuple(rank.number for rank in lost), lost[0].seen - _BEAT)
     for rank in gone:
         if rank.number not in told:
             yield _silent(rank, attempt)
 
 
 def _silent(rank: Rank, attempt: Attempt) -> Cause:
-    facts = [_memory(rank), rank.log_tail]
-    at = f"at step {rank.steps}{_inside(rank)}"
-    stalled = [float(other.words["time"]) for other in attempt.ranks if other.said == "stall"]
-    if stalled and min(stalled) - rank.seen > 2 * _BEAT:  # of a process that dies the others' watch hears at once
-        text = (
-            f"{rank.name} gave no sign of life from {clock(rank.seen)} on, {at}: it was stopped, or its Python blocked"
-        )
-        return Cause("stopped", text, (rank.number,), rank.seen)
-    text = f"{rank.name} ended without a word {at}"
-    if rank.oom_kills > rank.record.pulse.oom_kills:
-        text += ": Linux has killed a process of its host for want of memory since, probably this one"
-        return Cause("oom", text, (rank.number,), rank.seen, 0, tuple(filter(None, facts)))
-    text += ": killed (SIGKILL), a crash, os._exit, or its host went down"
-    return Cause("killed", text, (rank.number,), rank.seen, 0, tuple(filter(None, facts)))
+    events = [other.event for other in attempt.ranks if other.event]
+    stalled = [event.time for event in events if event.code in (Code.STALL, Code.STOPPED)]
+    if stalled and min(stalled) - rank.seen > 2 * _BEAT:  # of a process that dies the others' watchdog hears at once
+        return Cause(_about([rank], Code.STOPPED, since=rank.seen), (rank.number,), rank.seen)
+    event = _about([rank], Code.KILLED, guess=_GUESS)
+    return Cause(_or_oom(event, rank), (rank.number,), rank.seen, 0, _evidence(rank))
+
+
+def _or_oom(event: Event, rank: Rank) -> Event:
+    """Linux has killed a process of its host since that rank was last seen: probably this one."""
+    if rank.oom_kills <= rank.record.pulse.oom_kills:
+        return event
+    return replace(event, code=Code.OOM, fields={**event.fields, "probably": True, "guess": ""})
 
 
 def _told(attempt: Attempt) -> Iterator[Cause]:
-    """The sentences of the watch. A culprit that has words of its own knows better why it ended."""
+    """What the watchdogs pronounced. A culprit that recorded something of its own knows better why it ended."""
     # Of the same death, who was on the same host has seen more.
-    for rank in sorted(attempt.ranks, key=lambda rank: rank.words.get("how") == "silent"):
-        if rank.said not in _TOLD:
+    unknown = (Code.KILLED, None)
+    events = [rank.event for rank in attempt.ranks if rank.event and rank.event.code in VERDICTS]
+    for event in sorted(events, key=lambda each: (each.code, each.fields.get("signal")) == unknown):
+        culprit = attempt.rank(event.rank)
+        when = event.time - _BEAT
+        if culprit is None or event.code not in LOST:
+            gone = culprit is not None and culprit.state == "gone"
+            yield Cause(event, _culprits(event), min(when, culprit.seen) if culprit and gone else when)
             continue
-        number = int(rank.words.get("culprit", -1))
-        culprit = attempt.rank(number)
-        when = float(rank.words["time"]) - _BEAT
-        if culprit is not None and culprit.state == "gone":
+        if culprit.state == "gone":
             when = min(when, culprit.seen)
-        spoke = culprit is not None and culprit.state == "said" and rank.said == "lost"
-        facts = tuple(filter(None, (_memory(culprit), culprit.log_tail))) if culprit and rank.said == "lost" else ()
-        kind = _told_kind(rank)
-        text = rank.text or f"{culprit.name if culprit else f'rank {number}'}: {kind}"
-        if kind == "killed" and culprit and culprit.oom_kills > culprit.record.pulse.oom_kills:
-            kind, text = "oom", f"{text}, probably by Linux for want of memory"
-        if culprit and culprit.state == "gone" and rank.said == "lost" and "step" not in text:
-            text += f" at step {culprit.steps}{_inside(culprit)}"
-        found: tuple[int, ...] = (number,) if number >= 0 else ()
-        if rank.said == "mismatch" and (out := late.out_of_loop(attempt.ranks)):
-            kind, found = "uneven", tuple(each.number for each in out)
-            text += f"; {named(out)} had left the loop of steps: fewer batches, or a break that the others did not make"
-        yield Cause(kind, text, found, when, 2 if spoke else 0, facts)
-
-
-def _told_kind(rank: Rank) -> str:
-    how = rank.words.get("how")
-    if how == "killed" and rank.words.get("oom"):
-        return "oom"
-    if how == "stopped":
-        return "stopped"
-    kinds = {"killed": "killed", "silent": "killed", "exit": "exit", "unreachable": "host"}
-    return kinds.get(str(how), "killed") if rank.said == "lost" else rank.said
+            seen = event.operation.step or event.operation.kind
+            event = event if seen else replace(event, operation=culprit.inside)
+        event = _or_oom(event, culprit) if event.code == Code.KILLED else event
+        yield Cause(event, (event.rank,), when, 2 if culprit.state == "said" else 0, _evidence(culprit))
 
 
 def _raised(attempt: Attempt) -> Iterator[Cause]:
     """Exceptions; the same one on several ranks is one."""
-    together: dict[tuple[str, str], list[Rank]] = {}
+    together: dict[tuple[str, str], list[tuple[Rank, Event]]] = {}
     for rank in attempt.ranks:
-        if rank.said == "exception":
-            together.setdefault((str(rank.words.get("type", "Exception")), rank.text), []).append(rank)
-    for (kind, text), ranks in together.items():
-        when = min(float(rank.words["time"]) for rank in ranks) - _BEAT
-        where = str(ranks[0].words.get("where", ""))
-        at = ", ".join(filter(None, (where, f"at step {ranks[0].steps}" if ranks[0].steps else "")))
-        found = [rank.number for rank in ranks]
-        sentence = f"{named(ranks)} raised {kind}: {text}" + (f" ({at})" if at else "")
-        if kind in ("NonFiniteError", "MismatchError"):
-            named_there = set(re.findall(r"\brank (\d+)", text))
-            found = [int(each) for each in named_there] if len(named_there) == 1 else []
-            name = "nan" if kind == "NonFiniteError" else "mismatch"
-            sentence = f"{text} ({at})" if at else text
-            yield Cause(name, sentence, tuple(found), when)
-        elif kind == "KeyboardInterrupt":
-            yield Cause("interrupted", f"{named(ranks)} got Ctrl-C ({at})", (), when + _BEAT)
-        elif "is taken" in text:
-            yield Cause("port", f"{named(ranks)}: {text}", tuple(found), when)
-        elif "did not come" in text:
-            yield Cause("missing", f"{named(ranks)}: {text}", (), when, 1)
-        elif kind == "DataError" and "worker died" in text:
-            yield Cause("worker", f"{named(ranks)}: {text}", tuple(found), when, 0, (_memory(ranks[0]),))
-        else:
-            yield Cause("exception", sentence, tuple(found), when, 2 if _follows(kind, text) else 0)
-
-
-def _follows(kind: str, text: str) -> bool:
-    """Whether an exception is what a rank sees when another one has failed."""
-    return kind in _CONSEQUENCES or bool(_SOCKETS.search(text))
+        if rank.event and rank.event.code == Code.EXCEPTION:
+            key = str(rank.event.fields.get("type")), str(rank.event.fields.get("text"))
+            together.setdefault(key, []).append((rank, rank.event))
+    for pairs in together.values():
+        ranks, told = [rank for rank, _ in pairs], pairs[0][1].fields
+        more, error = told.get("fields", {}), str(told.get("error"))
+        code = _RAISED.get(error, Code.EXCEPTION)
+        event = _about(ranks, code, **{name: told[name] for name in ("type", "text", "where") if name in told})
+        when = min(event.time for _, event in pairs) - _BEAT
+        found = tuple(rank.number for rank in ranks)
+        evidence: tuple[str, ...] = ()
+        level = 2 if error in _CONSEQUENCES or "origin" in more else 0
+        if code in (Code.NAN, Code.MISMATCH):
+            found = tuple(more.get("ranks", ()))
+        elif code == Code.INTERRUPTED:
+            found, when = (), when + _BEAT
+        elif code == Code.MISSING:
+            found, level = (), 1
+        elif code == Code.WORKER:
+            evidence = _evidence(ranks[0])
+        yield Cause(event, found, when, level, evidence)
 
 
 def _ended_by_others(attempt: Attempt) -> Iterator[Cause]:
     """By whoever started the job, or stops it."""
-    for kind in ("orphan", "preempted", "terminated"):
-        ranks = [rank for rank in attempt.ranks if rank.said == kind]
-        if not ranks:
+    for code in (Code.ORPHAN, Code.PREEMPTED, Code.TERMINATED):
+        pairs = [(rank, rank.event) for rank in attempt.ranks if rank.event and rank.event.code == code]
+        if not pairs:
             continue
-        first = min(ranks, key=lambda rank: float(rank.words["time"]))
-        when = float(first.words["time"])
-        at = f"at step {first.steps}{_inside(first)}"
-        text = {
-            "orphan": first.text or f"the launcher of {named(ranks)} was gone (killed?), so they ended {at}",
-            "preempted": f"{named(ranks)} got SIGTERM and ended {at}, after a checkpoint: start the job again to go on",
-            "terminated": f"{named(ranks)} got SIGTERM and ended {at}, without a new checkpoint",
-        }[kind]
-        said = (first.text,) if first.text not in text else ()
+        first = min((event for _, event in pairs), key=lambda event: event.time)
+        ranks = [rank for rank, _ in pairs]
+        event = first if code == Code.ORPHAN else _about(ranks, code)
+        told = str(first.fields.get("text", "")) if code != Code.ORPHAN else ""
         found = () if len(ranks) == len(attempt.ranks) else tuple(rank.number for rank in ranks)
-        yield Cause(kind, text, found, when - _BEAT if kind == "orphan" else when, 0, said)
+        when = first.time - _BEAT if code == Code.ORPHAN else first.time
+        yield Cause(event, found, when, 0, (told,) if told else ())
 
 
-def _endings(attempt: Attempt, sentence: str) -> Iterator[str]:
+def _endings(attempt: Attempt, cause: Event) -> Iterator[str]:
     """How each rank ended, the same for several in one line."""
     together: dict[str, list[Rank]] = {}
     for rank in attempt.ranks:
-        more = f": {rank.text}" if rank.said in _TOLD and rank.text not in sentence else ""
+        event = rank.event
+        told = (cause.code, cause.rank, cause.fields.get("ranks"))
+        other = event and event.code in VERDICTS and (event.code, event.rank, event.fields.get("ranks")) != told
+        more = f": {render.text(event)}" if event and other else ""
         together.setdefault(ending(rank) + more, []).append(rank)
     for text, ranks in together.items():
-        yield f"{named(ranks)}: {text}  {clock(min(rank.seen for rank in ranks))}"
+        yield f"{named(ranks)}: {text}  {render.clock(min(rank.seen for rank in ranks))}"
 
 
 def ending(rank: Rank) -> str:
-    """How it ended, as far as it said so."""
-    if rank.said == "exception":
-        where = rank.words.get("where")
-        return f"{rank.words.get('type', 'Exception')}: {rank.text}{f' ({where})' if where else ''}"
-    if rank.said == "ended":
-        return "came to the end"
-    if rank.said in _TOLD or rank.said == "orphan":
-        return f"ended by the watch ({rank.said})"
-    if rank.said:
-        return f"{rank.said}{f': {rank.text}' if rank.text else ''}"
-    return {"gone": "gone without a word", "stopped": "stopped", "running": "still running"}.get(rank.state, rank.state)
+    """How it ended, as far as it recorded that."""
+    if rank.event:
+        return render.ending(rank.event)
+    states = {"gone": "gone without reporting a reason", "running": "still running"}
+    return states.get(rank.state, rank.state)
 
 
-def _inside(rank: Rank) -> str:
-    entry = rank.open
-    if entry is None:
-        return ""
-    shown = (
-        label(entry) if entry.kind == "step" else f"`{entry.what}`{f' #{entry.operation}' if entry.operation else ''}"
-    )
-    return f" (in {shown}{f', {entry.where}' if entry.where else ''})"
-
-
-def _memory(rank: Rank | None) -> str:
-    """What it used and what was left, when it was last seen."""
-    if rank is None or not rank.record.pulse.time:
-        return ""
+def _evidence(rank: Rank) -> tuple[str, ...]:
+    """What it used and what was left when it was last seen, and what its log says of a crash."""
     pulse = rank.record.pulse
-    return f"{rank.name} used {size(pulse.memory)} of memory, {size(pulse.available)} were left on its host"
+    memory = f"{rank.name} used {size(pulse.memory)} of memory, {size(pulse.available)} were left on its host"
+    return tuple(filter(None, (memory if pulse.time else "", rank.log_tail)))

@@ -21,8 +21,11 @@ from typing import Any
 from ppfleet.cli import Parser, number
 from ppfleet.commands.why import cause, record_reader, timeline
 from ppfleet.commands.why.cause import Answer
-from ppfleet.commands.why.job_start import Rank, clock, label, span
+from ppfleet.commands.why.job_start import Rank, label
+from ppfleet.watchdog import render
+from ppfleet.watchdog.events import Kind
 from ppfleet.watchdog.recorder import Entry
+from ppfleet.watchdog.render import clock, span
 
 _ENTRIES = 6  # of each rank in the timeline
 _RANKS = 6  # in the timeline of the text
@@ -100,7 +103,7 @@ def recent(ranks: Sequence[Rank], count: int) -> list[tuple[Rank, Entry]]:
 
 
 def _line(rank: Rank, entry: Entry) -> tuple[str, ...]:
-    if entry.kind == "mark":
+    if entry.kind == Kind.MARK:
         return clock(entry.entered, True), f"rank {rank.number}", f"{entry.what}: {entry.detail}", "", entry.where
     lasted = span(entry.left - entry.entered) if entry.left else "… not left"
     return clock(entry.entered, True), f"rank {rank.number}", label(entry), lasted, entry.where
@@ -117,6 +120,7 @@ def facts(answer: Answer) -> dict[str, Any]:
     return {
         "sentence": answer.sentence,
         "kind": answer.kind,
+        "event": answer.event.to_json(),
         "culprits": list(answer.ranks),
         "time": answer.time,
         "evidence": list(answer.evidence),
@@ -144,7 +148,7 @@ def _rank_facts(rank: Rank) -> dict[str, Any]:
         "pid": known.get("pid"),
         "state": rank.state,
         "ending": cause.ending(rank),
-        "words": rank.words,
+        "event": render.as_json(rank.event) if rank.event else None,
         "steps": rank.steps,
         "last": label(rank.last) if rank.last else "",
         "where": rank.last.where if rank.last else "",

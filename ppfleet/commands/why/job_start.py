@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
-from ppfleet.watchdog.diagnosis import listed
+from ppfleet.watchdog import render
+from ppfleet.watchdog.events import Event, Kind, Operation
 from ppfleet.watchdog.recorder import Entry, Record
 
 
@@ -17,7 +16,7 @@ class Rank:
     """A rank of a job. All its times are by rank 0's clock."""
 
     record: Record
-    state: str  # "said": it left last words; without any: "running", "stopped" or "gone"
+    state: str  # "said": it recorded what ended it; else "running", "stopped" or "gone"
     oom_kills: int = 0  # on its host, as far as is known now
     log_tail: str = ""  # what its workerlog says of a crash
 
@@ -28,32 +27,30 @@ class Rank:
     @property
     def host(self) -> str:
         """Its address in the job's list; the host's own name where there is none."""
-        return str(self.record.facts.get("address") or self.record.facts.get("host") or "")
+        return self.address or str(self.record.facts.get("host") or "")
 
     @property
     def name(self) -> str:
         """As `World.name` says it."""
-        address = self.record.facts.get("address")
-        return f"rank {self.number} on {address}" if address else f"rank {self.number}"
+        return render.name(self.number, self.address)
 
     @property
-    def words(self) -> dict[str, Any]:
-        return self.record.words
+    def address(self) -> str:
+        return str(self.record.facts.get("address") or "")
+
+    @property
+    def event(self) -> Event | None:
+        """What ended it, by its own record."""
+        return self.record.event
 
     @property
     def said(self) -> str:
-        """The kind of its last words."""
-        return str(self.words.get("kind", ""))
-
-    @property
-    def text(self) -> str:
-        """The first line of its last words, with the list that it announces."""
-        lines = str(self.words.get("text", "")).strip().splitlines() or [""]
-        return " ".join(line.strip() for line in lines)[:500] if lines[0].endswith(":") else lines[0]
+        """The code of that."""
+        return str(self.event.code) if self.event else ""
 
     @cached_property
     def entries(self) -> list[Entry]:
-        return [entry for entry in self.record.entries if entry.kind != "mark"]
+        return [entry for entry in self.record.entries if entry.kind != Kind.MARK]
 
     @cached_property
     def open(self) -> Entry | None:
@@ -66,8 +63,15 @@ class Rank:
         return self.open or (self.entries[-1] if self.entries else None)
 
     @property
-    def waits(self) -> bool:
-        return self.open is not None and self.open.waits
+    def inside(self) -> Operation:
+        """What it was in, at its last step; where it was in nothing, after what."""
+        last, kind = self.last, self.open.kind if self.open else ""
+        return replace(last.as_operation(), kind=kind, step=self.steps) if last else Operation()
+
+    def in_step(self, entry: Entry) -> bool:
+        """Whether that is, or belongs to, a step: one that lasted until the entry began, or still does."""
+        steps = [each for each in self.entries if each.kind == Kind.STEP and each.number <= entry.number]
+        return bool(steps) and (not steps[-1].left or steps[-1].left > entry.entered)
 
     @cached_property
     def progress(self) -> float:
@@ -78,7 +82,7 @@ class Rank:
     @property
     def seen(self) -> float:
         """Its last sign of life."""
-        return max(self.progress, self.record.pulse.time, float(self.words.get("time", 0.0)))
+        return max(self.progress, self.record.pulse.time, self.event.time if self.event else 0.0)
 
     @property
     def steps(self) -> int:
@@ -117,50 +121,14 @@ class Attempt:
         return next((rank for rank in self.ranks if rank.number == number), None)
 
 
-@dataclass(frozen=True)
-class Cause:
-    """What happened first, in one sentence."""
-
-    kind: str
-    sentence: str
-    ranks: tuple[int, ...] = ()  # whose doing it was; nobody's in particular: none
-    time: float = 0.0
-    level: int = 0  # 0: a cause; 1: perhaps the consequence of another; 2: a consequence
-    evidence: tuple[str, ...] = ()
-
-
 def label(entry: Entry) -> str:
     """An operation as a person names it: `all-reduce of gradients #1284`, `step 640`."""
-    return f"{entry.what} #{entry.operation}" if entry.operation else entry.what
-
-
-def place(entry: Entry) -> str:
-    """Operation, step and source line, for a sentence."""
-    if entry.kind == "step":
-        return entry.what + (f" ({entry.where})" if entry.where else "")
-    shown = f"`{entry.what}`" + (f" #{entry.operation}" if entry.operation else "")
-    return f"{shown} (step {entry.step}{f', {entry.where}' if entry.where else ''})"
+    return render.label(entry.as_operation())
 
 
 def named(ranks: Sequence[Rank]) -> str:
     """`rank 3 on 192.168.0.2`, or `ranks 0–2`."""
-    return ranks[0].name if len(ranks) == 1 else listed([rank.number for rank in ranks])
-
-
-def span(seconds: float) -> str:
-    """`81 ms`, `3.2 s`, `31 s`, `4 min 10 s`."""
-    if seconds < 1:
-        return f"{max(seconds, 0) * 1e3:.0f} ms"
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def clock(when: float, fine: bool = False) -> str:
-    """The time of day here."""
-    shown = time.strftime("%H:%M:%S", time.localtime(when))
-    return f"{shown}.{int(when % 1 * 1000):03d}" if fine else shown
+    return render.ranks([rank.number for rank in ranks], ranks[0].address)
 
 
 def size(count: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
+from ppfleet import foreign
 from ppfleet.commands.why.job_start import Attempt, Rank
-from ppfleet.watchdog.process import oom_kills, this_host
+from ppfleet.watchdog.process import oom_kills, process_state, this_host
 from ppfleet.watchdog.recorder import SUFFIX, Record, read
 
-_CRASH = re.compile(r"\b(\w*Error|\w*Exception|fault|fatal|aborted|killed|terminate called)\b", re.IGNORECASE)
 _QUIET = 5.0  # seconds without a pulse, which comes every second, after which a process is taken for gone
 
 
@@ -156,8 +153,8 @@ def _skews(records: list[Record]) -> dict[tuple[str, str], float]:
     return skews
 
 
-def _ends(record: Record) -> dict[tuple[int, str, str], float]:
-    return {(e.operation, e.kind, e.what): e.left for e in record.entries if e.operation and e.waits and e.left}
+def _ends(record: Record) -> dict[tuple[int, str], float]:
+    return {(e.operation, e.kind): e.left for e in record.entries if e.operation and e.waits and e.left}
 
 
 def _skew(record: Record, skews: dict[tuple[str, str], float]) -> float | None:
@@ -169,34 +166,20 @@ def _shifted(record: Record, skew: float | None) -> Record:
         return record
     entries = [replace(e, entered=e.entered + skew, left=e.left and e.left + skew) for e in record.entries]
     pulse = replace(record.pulse, time=record.pulse.time and record.pulse.time + skew)
-    words = dict(record.words, time=record.words.get("time", 0.0) + skew) if record.words else {}
+    event = replace(record.event, time=record.event.time + skew) if record.event else None
     facts = dict(record.facts, started=_started(record) + skew, skew=skew)
-    return replace(record, facts=facts, pulse=pulse, words=words, entries=entries)
+    return replace(record, facts=facts, pulse=pulse, event=event, entries=entries)
 
 
 def _state(record: Record, newest: float, now: float) -> str:
-    if record.words:
+    if record.event:
         return "said"
     if _is_here(_boot(record)):
         began = _started(record) - float(record.facts.get("skew", 0.0))
-        return process_state(int(record.facts.get("pid", 0)), began)
+        return process_state(int(record.facts.get("pid", 0)), began)[0]
     # Another host's process: its pulse is all there is to judge by.
     lives = Rank(record, "").seen > newest - _QUIET and newest > now - _QUIET
     return "running" if lives else "gone"
-
-
-def process_state(pid: int, started: float) -> str:
-    """Of the process that had that number then: running, stopped or gone."""
-    try:
-        process = psutil.Process(pid)
-        if pid <= 0 or process.create_time() > started + 2:  # the number went to a new process
-            return "gone"
-        status = process.status()
-    except (psutil.Error, ValueError):
-        return "gone"
-    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-        return "gone"
-    return "stopped" if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "running"
 
 
 def _is_here(boot: str) -> bool:
@@ -206,9 +189,9 @@ def _is_here(boot: str) -> bool:
 
 
 def _log_tail(record: Record, records: list[Record], found: Found) -> str:
-    """What the log of a rank without last words says of a crash. A host's ranks have its logs in their order."""
+    """What the log of a rank that recorded no end says of a crash. A host's ranks have its logs in their order."""
     directory = found.logs.get(record.path)
-    if directory is None or record.words:
+    if directory is None or record.event:
         return ""
     same_host = [
         r for r in records if (_boot(r), r.facts.get("address")) == (_boot(record), record.facts.get("address"))
@@ -220,5 +203,5 @@ def _log_tail(record: Record, records: list[Record], found: Found) -> str:
             lines = stream.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
-    telling = [line.strip() for line in lines if _CRASH.search(line)]
+    telling = foreign.telling_lines(lines)
     return f"{log.name} says: {telling[-1][:200]}" if telling else ""

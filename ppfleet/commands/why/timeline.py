@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ppfleet.commands.why.cause import Answer, ending
-from ppfleet.commands.why.job_start import Rank, label, size, span
+from ppfleet.commands.why.job_start import Rank, label, size
 from ppfleet.html.render import render
 from ppfleet.watchdog.recorder import Entry
+from ppfleet.watchdog.render import span
 
 
 class Kind(NamedTuple):

@@ -227,10 +227,11 @@ class Meeting:
             ready.unregister(link)
             link.close()
             self.links.pop(known, None)
+            return
         number = hello.get("node")
         if number == -1:  # its name is not listed: it gets the next place
             number = next((n for n, name in enumerate(self.nodes) if name == UNKNOWN and n not in self.links), None)
-        if hello.get("hello") != _HELLO or not isinstance(number, int) or not 0 < number < len(self.nodes):
+        if not hello or not isinstance(number, int) or not 0 < number < len(self.nodes):
             return
         if self.nodes[number] == UNKNOWN:
             self.nodes[number] = str(link.peer.getpeername()[0])

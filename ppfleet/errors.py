@@ -101,6 +101,8 @@ class CheckpointError(FleetError):
 class OutputError(FleetError):
     """A file cannot be written."""
 
+    code = "output"
+
 
 class ExportError(FleetError):
     """A model cannot be exported, or its static form answers differently."""

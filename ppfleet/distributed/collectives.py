@@ -205,7 +205,7 @@ class Comm:
         with self._translated(what, entry.operation):
             messages = [self._store.get(f"{slot}/{rank}").partition(b"\n") for rank in range(self.world.size)]
         heads = [wire.decode(head) for head, _, _ in messages]
-        self._check_names(entry, [name for _, name in heads])
+        self._check_names(entry, {rank: name for rank, (_, name) in enumerate(heads)})
         for rank, ((form, _), (_, _, content)) in enumerate(zip(heads, messages)):
             if form == _FAULT:
                 raise CommError(self._refusal(what, rank, content.decode()))
@@ -214,10 +214,10 @@ class Comm:
             for rank, ((form, _), (_, _, content)) in enumerate(zip(heads, messages))
         ]
 
-    def _check_names(self, entry: Entry, names: list[str]) -> None:
-        """The ranks met at a number: in the same operation?"""
-        if len(set(names)) > 1:
-            shown = "; ".join(f"{name} on {self.world.name(rank)}" for rank, name in enumerate(names))
+    def _check_names(self, entry: Entry, names: dict[int, str]) -> None:
+        """These ranks met at a number: in the same operation?"""
+        if len(set(names.values())) > 1:
+            shown = "; ".join(f"{name} on {self.world.name(rank)}" for rank, name in names.items())
             raise MismatchError(
                 f"the ranks diverged: operation #{entry.operation} is {shown}; every rank must make the same calls in "
                 f"the same order"
@@ -307,7 +307,7 @@ class Comm:
     def _outcome(self, entry: Entry) -> dict[str, Any]:
         with self._translated(entry.what, entry.operation):
             outcome: dict[str, Any] = wire.decode(self._store.get(f"{_key(entry)}/outcome/value"))
-        self._check_names(entry, [outcome["name"], *[entry.what] * self.world.rank])
+        self._check_names(entry, {0: outcome["name"], self.world.rank: entry.what})
         if "error" in outcome:
             raise errors.unpack(outcome["error"], f"{entry.what} failed on {self.world.name(0)}: ", origin=0)
         return outcome

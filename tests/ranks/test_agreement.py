@@ -322,3 +322,23 @@ def test_settings_that_differ_later_are_found_too(tmp_path):
 def test_settings_of_a_host_may_differ(tmp_path):
     run(changes_its_batch, 2, tmp_path / "out", str(tmp_path / "run"), True)
     assert json.loads((tmp_path / "run/settings.json").read_text())["here"] == {"path": "on rank 0"}
+
+
+def other_meetings(path, way):
+    import ppfleet
+
+    job = ppfleet.Job(path, device="cpu")
+    name = "of rank 1" if job.world.rank == 1 else "of rank 0"
+    if way == "gather":
+        job.comm.gather(job.world.rank, name)
+    else:
+        job.comm.on_first(lambda: 1, name)
+        job.comm.barrier()
+
+
+@pytest.mark.parametrize("way", ["gather", "on_first"])
+def test_ranks_that_meet_in_different_operations_do_not_take_each_others_values(tmp_path, way):
+    errors = run_raising(other_meetings, 2, tmp_path / "out", str(tmp_path / "run"), way)
+    kinds = [kind for kind, _ in errors]
+    assert kinds[1] == "MismatchError" and kinds[0] in ("MismatchError", "CommError"), errors
+    assert "is of rank 0 on rank 0 on 127.0.0.1; of rank 1 on rank 1" in errors[1][1]

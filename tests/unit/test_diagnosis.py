@@ -6,7 +6,7 @@ import pytest
 
 from ppfleet.watchdog import render
 from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
-from ppfleet.watchdog.events import Code, Operation
+from ppfleet.watchdog.events import Code, Event, Operation
 
 LIMITS = Limits(stall=25, long=600)
 NOW = 1000.0
@@ -152,3 +152,92 @@ def test_a_rank_that_does_nothing_though_nobody_waits():
 )
 def test_ranks_are_listed_as_a_person_would(ranks, shown):
     assert render.ranks(ranks) == shown
+
+
+POST_MORTEM = Limits(5, 5, stopped=0.0, outside=True)
+SAVING = working(1, 700, kind="work", what="saving", where="train.py:80", busy=0.0, in_step=True)
+# fault of docs/reliability.md, beats, code, rank, what the sentence says
+FAULTS = [
+    (
+        "stall",
+        [waiting(0, 26), working(1, 26, at="`wait` (t.py:1)")],
+        Code.STALL,
+        1,
+        "has been in `wait` (t.py:1) for 26 s",
+    ),
+    (
+        "data-stall",
+        [waiting(0, 26), working(1, 26, kind="data", what="next batch")],
+        Code.STALL,
+        1,
+        "a slow disk or data set?",
+    ),
+    ("slow-save", [waiting(0, 700, kind="meeting", what="saving"), SAVING], Code.STALL, 1, "waits in saving #1284"),
+    (
+        "stop",
+        [waiting(0, 26), replace(working(1, 0), heard=NOW - 26, stopped=7)],
+        Code.STOPPED,
+        1,
+        "process 7 is stopped",
+    ),
+    ("held up", [waiting(0, 26), replace(working(1, 0), heard=NOW - 26)], Code.STALL, 1, "has not answered for 26 s"),
+    ("cut", [waiting(0, 26), waiting(1, 26)], Code.STALL, -1, "the network between them fails"),
+    (
+        "branch",
+        [waiting(0, 3), in_other(name="all-reduce of a branch")],
+        Code.MISMATCH,
+        -1,
+        "the ranks diverged after step 0",
+    ),
+    ("shape", [waiting(0, 3), in_other(detail="[11] float32")], Code.MISMATCH, -1, "#1284 ([11] float32, "),
+    (
+        "uneven",
+        [waiting(0, 3), replace(in_other(name="saving"), in_step=False)],
+        Code.UNEVEN,
+        1,
+        "had left the training loop",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fault", "beats", "code", "rank", "shown"), FAULTS, ids=[each[0] for each in FAULTS])
+def test_each_fault_is_named_live_and_post_mortem(fault, beats, code, rank, shown):
+    for limits in (LIMITS, replace(POST_MORTEM, stopped=float("inf"))):
+        told = verdict(*beats, limits=limits)
+        assert (told.code, told.rank) == (code, rank) and shown in render.text(told)
+
+
+def test_a_stopped_process_is_told_at_once_post_mortem():
+    told = verdict(working(0, 1), replace(working(1, 0), heard=NOW - 1, stopped=7), limits=POST_MORTEM)
+    assert told.code == Code.STOPPED and render.text(told).endswith("; `kill -CONT 7` lets it go on")
+    assert verdict(working(0, 1), replace(working(1, 0), heard=NOW - 1, stopped=7)) is None  # live, it has its time
+
+
+@pytest.mark.parametrize(
+    ("other", "code", "shown"),
+    [
+        ({"ended": True}, Code.UNEVEN, "left its loop after step 640 (it has finished) while rank 0 on host0 waits in"),
+        ({"inside": Operation(0, "save", "saving")}, Code.UNEVEN, "(it is in saving)"),
+        ({"inside": Operation(0, "data", "next batch")}, Code.STALL, "has been in next batch"),
+        ({"inside": Operation(0, "save", "saving"), "in_step": True}, Code.STALL, "has been in saving"),
+    ],
+)
+def test_a_rank_that_left_its_loop_is_told_from_one_that_is_late(other, code, shown):
+    told = verdict(waiting(0, 30), replace(working(1, 30, in_step=False), **other), limits=POST_MORTEM)
+    assert (told.code, told.rank) == (code, 1) and shown in render.text(told)
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "shown"),
+    [
+        (Code.KILLED, {"signal": 9}, "rank 1 on b was killed by SIGKILL"),
+        (Code.KILLED, {"signal": 11}, "rank 1 on b was killed by SIGSEGV"),
+        (Code.KILLED, {}, "rank 1 on b exited without reporting a reason (SIGKILL?)"),
+        (Code.OOM, {"signal": 9}, "rank 1 on b was killed by the OOM killer (SIGKILL)"),
+        (Code.EXIT, {"exit_code": 3}, "rank 1 on b exited with code 3 without reporting a reason"),
+        (Code.HOST, {}, "the host of rank 1 on b does not answer any more"),
+        (Code.ORPHAN, {"launcher": 7}, "rank 1 on b is an orphan: its launcher (process 7) is gone"),
+    ],
+)
+def test_each_death_has_its_sentence(code, fields, shown):
+    assert render.text(Event(code, 1, "b", fields=fields)) == shown

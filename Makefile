@@ -108,10 +108,10 @@ define make_venv
 	@touch $(1)/.ready
 endef
 
-$(VENV): setup.py
+$(VENV): setup.py pyproject.toml
 	$(call make_venv,.venv,-e ".[cpu$(comma)dev$(comma)deploy]")
 
-$(VENV26): setup.py requirements/paddle26.txt
+$(VENV26): setup.py pyproject.toml requirements/paddle26.txt
 	$(call make_venv,.venv26,-r requirements/paddle26.txt -e ".[dev]")
 
 $(VENV_PEERS): requirements/peers.txt

@@ -1,4 +1,4 @@
-"""`python -m ppfleet <command>`: what a person runs."""
+"""`ppfleet <command>`, also as `python -m ppfleet <command>`: what a person runs."""
 
 from __future__ import annotations
 
@@ -34,10 +34,15 @@ def main(arguments: list[str]) -> int:
     return 2
 
 
+def run() -> int:
+    """The entry point of the console command `ppfleet`."""
+    return main(sys.argv[1:])
+
+
 def _module(command: str) -> str:
     """The module whose `main(arguments)` returns the exit code."""
     return "ppfleet.tipc.cli" if command == "tipc" else f"ppfleet.commands.{command}.command"
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run())

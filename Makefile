@@ -21,7 +21,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
-.PHONY: help setup demo board tipc test test-all test-paddle26 docs docs-test chaos bench bench-quick size lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 docs docs-test chaos bench bench-quick size lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -52,6 +52,13 @@ tipc: $(VENV)    ## certify the whole way from a TIPC text file: make tipc TIPC=
 
 test: $(VENV)    ## unit, single-process, multi-rank and two-host tests (under 15 minutes on 2 cores)
 	$(PY) $(PYTEST) -m "not slow"
+
+test-unit: $(VENV) ## the pure tests alone
+	$(PY) -m pytest -q tests/unit -n 2
+
+test-fast: $(VENV) ## unit tests and the single-process essentials (about 40 s on 2 quiet cores)
+	$(PY) -m pytest -q tests/unit -n 2
+	$(PY) -m pytest -q tests/single -n 2 --dist worksteal -m essential
 
 test-all: $(VENV) ## everything, the slow tests too
 	$(PY) $(PYTEST)

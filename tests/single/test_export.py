@@ -73,6 +73,7 @@ def other_answer(path, what):
     return job.export(wrapped, {"fixed": [8, 4], "nonsense": ["a"]}.get(what, [None, 4]))
 
 
+@pytest.mark.essential
 def test_a_static_model_that_answers_differently_is_not_exported(tmp_path):
     for ranks in (1, 2):
         for kind, message in run_raising(other_answer, ranks, tmp_path / "out", str(tmp_path / "run"), "random"):

@@ -37,6 +37,7 @@ def train(path, options, build_another_first=False, epochs=2):
     return {"weights": tensors.fingerprint(net), "started": started, "best": job.best}
 
 
+@pytest.mark.essential
 def test_the_run_directory(tmp_path):
     (end,) = start(train, 1, tmp_path / "out", str(tmp_path / "run"), {}).wait()
     assert end.code == 0, end.output
@@ -153,6 +154,7 @@ def other_tools(path):
     return [str(missing), all(np.array_equal(ours[name], value.numpy()) for name, value in net.state_dict().items())]
 
 
+@pytest.mark.essential
 def test_latest_pdparams_is_read_by_paddle_and_by_the_restricted_reader(tmp_path):
     run(train, 1, tmp_path / "out", str(tmp_path / "run"), {}, False, 1)
     assert run(other_tools, 1, tmp_path / "out", str(tmp_path / "run")) == [["([], [])", True]]
@@ -243,6 +245,7 @@ def misuse(path):
     return said
 
 
+@pytest.mark.essential
 def test_misuse_is_explained(tmp_path):
     (said,) = run(misuse, 1, tmp_path / "out", str(tmp_path / "run"))
     parts = (
@@ -358,6 +361,7 @@ def test_a_copied_run_and_a_change_of_directory(tmp_path):
     assert latest == "000002-step-0" and "checkpoints" in names and ".lock" in names
 
 
+@pytest.mark.essential
 def test_best_survives_a_resume(tmp_path):
     assert run(best_again, 1, tmp_path / "out", str(tmp_path / "run")) == [[0.9, "000001-step-0", 0.9, "000001-step-0"]]
 
@@ -403,6 +407,7 @@ def accumulates(path):
     return [steps, losses[-1], all(p.grad is None for p in net.parameters())]
 
 
+@pytest.mark.essential
 def test_accumulated_steps(tmp_path):
     """8 batches make 3, 3 and 2; the loss shown is a mean; a loop that is left leaves no gradient behind."""
     assert run(accumulates, 1, tmp_path / "out", str(tmp_path / "run")) == [[3, 2.0, True]]
@@ -476,6 +481,7 @@ def test_going_back_to_the_last_checkpoint_after_nan(tmp_path):
     assert plain[0] == rolled[0] == [8, 16, 24] and plain[1] == rolled[1]
 
 
+@pytest.mark.essential
 def test_an_exception_is_saved_where_it_came(tmp_path):
     (plain,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "plain"), "nothing")
     assert run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "run"), "exception") == [[8]]

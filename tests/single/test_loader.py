@@ -19,6 +19,7 @@ def batches(workers, epoch):
     return [points.numpy().tolist() for points, _ in loader]
 
 
+@pytest.mark.essential
 def test_augmentation_depends_on_seed_epoch_and_index_alone(tmp_path):
     (none,), (two,), (other,) = (run(batches, 1, tmp_path, *arguments) for arguments in ((0, 0), (2, 0), (0, 1)))
     assert none == two
@@ -191,6 +192,7 @@ def refusals():
     return said
 
 
+@pytest.mark.essential
 def test_what_cannot_work_is_refused_with_advice(tmp_path):
     (said,) = run(refusals, 1, tmp_path)
     for message, part in zip(

@@ -179,6 +179,7 @@ def test_gradients_of_another_loss_are_refused(tmp_path, where):
     assert kind == "FleetError" and "0.weight already has a gradient before job.backward" in message
 
 
+@pytest.mark.essential
 def test_cleared_gradients_are_fine(tmp_path):
     assert run(other_loss, 1, tmp_path / "out", str(tmp_path / "run"), "cleared") == [8]
 

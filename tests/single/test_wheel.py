@@ -1,4 +1,4 @@
-"""The wheel that users install: everything the package reads at run time is inside, and the command `ppfleet` starts."""
+"""The wheel that users install holds everything the package reads at run time, and its command `ppfleet` starts."""
 
 import os
 import shutil
@@ -11,6 +11,8 @@ import pytest
 
 from ppfleet._version import __version__
 from tests.harness import ROOT
+
+pytestmark = pytest.mark.essential
 
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "ppfleet")
 

@@ -1,0 +1,69 @@
+"""CI calls make targets that exist, and the same ones in .ci/run and in the workflow."""
+
+import re
+
+import pytest
+import yaml
+
+from tests.harness import ROOT
+
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
+TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def named(command):
+    """The targets of every `make …` in a line of shell."""
+    words = [re.sub(r"\s#.*", "", part).split() for part in re.split(r"&&|\|\||;|\n", command)]
+    found = [part[part.index("make") + 1 :] for part in words if "make" in part]
+    return [word for part in found for word in part if "=" not in word and not word.startswith("-")]
+
+
+def of_ci_run():
+    lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
+    return {target for line in lines if not line.startswith("#") for target in named(line)}
+
+
+def of_workflow():
+    targets = set()
+    for job in yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"].values():
+        matrix = job.get("strategy", {}).get("matrix", {})
+        for step in job["steps"]:
+            command = step.get("run", "").replace("${{ matrix.target }}", "MATRIX")
+            for target in named(command):
+                targets |= {row["target"] for row in matrix["include"]} if target == "MATRIX" else {target}
+    return targets
+
+
+def of_pre_commit():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    return {target for hook in hooks for target in named(hook["entry"])}
+
+
+@pytest.mark.parametrize("source", [of_ci_run, of_workflow, of_pre_commit])
+def test_every_target_exists(source):
+    targets = source()
+    assert targets and targets <= TARGETS
+
+
+def test_the_workflow_runs_what_ci_run_runs():
+    assert of_workflow() == of_ci_run()
+
+
+def test_the_matrix_is_what_the_metadata_supports():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    supported = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
+    matrix = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["test"]["strategy"]["matrix"]
+    assert matrix["python"] == supported
+
+
+def test_help_lists_every_phony_target():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = set(re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split())
+    assert phony == set(re.findall(r"^([a-z0-9-]+):.*## ", text, re.MULTILINE))
+
+
+def test_linters_are_pinned():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for tool in ("ruff", "mypy"):
+        requirements = re.findall(rf'^    "{tool}\b(.+)",', text, re.MULTILINE)
+        assert requirements and all(re.match(r"==[0-9.]+(;|$)", one) for one in requirements), tool

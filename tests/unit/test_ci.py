@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from ppfleet._version import __version__
 from tests.harness import ROOT
 
 WORKFLOW = ROOT / ".github/workflows/ci.yml"
@@ -67,3 +68,8 @@ def test_linters_are_pinned():
     for tool in ("ruff", "mypy"):
         requirements = re.findall(rf'^    "{tool}\b(.+)",', text, re.MULTILINE)
         assert requirements and all(re.match(r"==[0-9.]+(;|$)", one) for one in requirements), tool
+
+
+def test_the_citation_names_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == __version__

@@ -23,7 +23,7 @@ from typing import Any, Callable, NoReturn
 import paddle
 from paddle import nn
 
-from ppfleet import cpu, log
+from ppfleet import cpu, limits, log
 from ppfleet.checkpoint import pdparams, run_directory, tensors
 from ppfleet.checkpoint.board import Board
 from ppfleet.checkpoint.files import disk_message, json_bytes, replace_file
@@ -69,7 +69,7 @@ class Job:
     keep        how many checkpoints stay (the best stays besides)
     existing    what to do if the directory holds a run and job.resume does not continue it: refuse, or move it aside
     log_every   steps between progress lines
-    stall       seconds that a rank may let others wait in a collective before the job is ended (gloo aborts after 30)
+    stall       seconds that a rank may let others wait in a collective before the job is ended (25: gloo aborts at 30)
     stall_long  the same in sections that may take long: on rank 0 alone (saving, export), and where no work is done
     """
 
@@ -87,8 +87,8 @@ class Job:
         keep: int = 3,
         existing: str = "refuse",
         log_every: int = 20,
-        stall: float = 25.0,
-        stall_long: float = 1800.0,
+        stall: float = limits.STALL,
+        stall_long: float = limits.STALL_LONG,
     ) -> None:
         least_values = {"accumulate": (accumulate, 1), "keep": (keep, 1), "save_every": (save_every, 0)}
         for name, (value, least) in {**least_values, "stall": (stall, 1), "stall_long": (stall_long, 1)}.items():

@@ -17,12 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from ppfleet import errors
+from ppfleet import errors, limits
 from ppfleet.cluster import hosts
 from ppfleet.errors import CommError
 
 _LONGEST = 4096
-_SAY_EVERY = 10.0
 _HELLO = "ppfleet meeting"
 UNKNOWN = "another machine"
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -103,12 +102,12 @@ class Meeting:
     def start(self, prepare: Callable[[str], None]) -> str:
         """Wait for all nodes; a token that is the same on all. The first node calls `prepare` with it before the others
         go on, and with nothing before they learn that it failed. A CommError names who did not join."""
-        self._said = time.monotonic() - _SAY_EVERY + 2  # the first time soon
+        self._said = time.monotonic() - limits.SAY_WAITING + 2  # the first time soon
         return self._join() if self.node else self._collect(prepare)
 
     def gather(self, what: str, members: Sequence[str]) -> None:
         """Wait for those nodes at a command, for as long as they live."""
-        self._said = time.monotonic() - _SAY_EVERY + 2
+        self._said = time.monotonic() - limits.SAY_WAITING + 2
         if self.node:
             self.links[0].send(here=what)
             self._wait(lambda: [] if self._here.pop(0, "") == what else [0], what)
@@ -121,7 +120,7 @@ class Meeting:
     def exchange(self, text: str, what: str = "exchange", all_hear: bool = True) -> list[str]:
         """What every node brought, in their order. If not all hear all, the first node does, and the others what that
         one brought. `what` is for whoever waits."""
-        self._said = time.monotonic() - _SAY_EVERY + 2
+        self._said = time.monotonic() - limits.SAY_WAITING + 2
         if self.node:
             self.links[0].send(brought=text)
             self._wait(lambda: [] if 0 in self._brought else [0], what)
@@ -176,7 +175,7 @@ class Meeting:
             self.links.pop(number).close()
 
     def _waiting(self, text: str) -> None:
-        if time.monotonic() - self._said >= _SAY_EVERY:
+        if time.monotonic() - self._said >= limits.SAY_WAITING:
             self._said = time.monotonic()
             self.say(text)
 
@@ -251,7 +250,7 @@ class Meeting:
         began = time.monotonic()
         while (waited := time.monotonic() - began) < self.patience:
             with suppress(OSError, EOFError):
-                link = Link(socket.create_connection((self.nodes[0].strip("[]"), self.port), timeout=5))
+                link = Link(socket.create_connection((self.nodes[0].strip("[]"), self.port), timeout=limits.CONNECT))
                 link.send(hello=_HELLO, node=self.node, digest=self.digest)
                 return self._told(link)
             so_far = f"{waited:.0f} of at most {self.patience:g} s"

@@ -28,14 +28,13 @@ from ppfleet.distributed.devices import Device
 from ppfleet.distributed.shared_memory import Shared, share
 from ppfleet.distributed.world import World
 from ppfleet.errors import CommError, MismatchError, WorldError
+from ppfleet.limits import JOIN_MARGIN, LEARN_CAUSE, SAY_WAITING
 from ppfleet.watchdog.diagnosis import Limits
 from ppfleet.watchdog.process import is_orphan
 from ppfleet.watchdog.recorder import Entry, Flight
 from ppfleet.watchdog.watchdog import Watch
 
 T = TypeVar("T")
-_SAY_AFTER = 10.0  # seconds of waiting before a message says for whom
-_TO_LEARN = 2.0  # seconds for the watch to learn why an operation failed
 _INLINE = 1 << 16  # bytes of a gathered value that go through the store, which refuses more than about 12 MB
 _RESULT = 1 << 12  # the same of a result of rank 0, which stays in the store
 _PIECE = 1 << 26  # bytes of a larger value in one collective: far from gloo's time limit
@@ -77,7 +76,7 @@ class Comm:
         with self.flight.during("start", "init_parallel_env", waits=True):
             store.await_master(world)
             # Paddle holds Python up in there, and with it the watch: should a rank die now, this ends the wait.
-            faulthandler.dump_traceback_later(store.patience() + 10, exit=True)
+            faulthandler.dump_traceback_later(store.patience() + JOIN_MARGIN, exit=True)
             dist.init_parallel_env()
             faulthandler.cancel_dump_traceback_later()
         self._store = store.Store(world)
@@ -330,9 +329,9 @@ class Comm:
                 if self._store.add(key, 0) >= goal:
                     return
             self.watch.check(what, entry.operation)
-            if not said and time.monotonic() - began > _SAY_AFTER:
+            if not said and time.monotonic() - began > SAY_WAITING:
                 said = True
-                log.say(f"{self.world.name()} has waited {_SAY_AFTER:.0f} s in {what} for {self._missing(key, goal)}")
+                log.say(f"{self.world.name()} has waited {SAY_WAITING:.0f} s in {what} for {self._missing(key, goal)}")
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
 
@@ -351,7 +350,7 @@ class Comm:
         try:
             yield
         except (RuntimeError, ValueError, OSError) as failure:
-            if self.watch.settled(_TO_LEARN, operation):
+            if self.watch.settled(LEARN_CAUSE, operation):
                 self.watch.check(what, operation)
             text = foreign.telling_line(str(failure))[:300]
             raise CommError(

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppfleet import errors
+from ppfleet import errors, limits
 from ppfleet.distributed.world import World
 from ppfleet.errors import CommError, MismatchError
 from ppfleet.watchdog.process import is_orphan
@@ -152,7 +152,7 @@ def _report(world: World, facts: dict[str, str], wait: float, host: str, port: i
     why: object = "no answer"
     while time.monotonic() < deadline:
         try:
-            with socket.create_connection((host, port), timeout=5) as line:
+            with socket.create_connection((host, port), timeout=limits.CONNECT) as line:
                 _send(line, hello=_HELLO, rank=world.rank, facts=facts)
                 line.settimeout(max(1.0, deadline + 5 - time.monotonic()))  # rank 0 may have begun later than this one
                 message = _receive(line)

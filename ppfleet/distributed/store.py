@@ -16,6 +16,7 @@ from typing import Any
 
 import paddle
 
+from ppfleet import limits
 from ppfleet.distributed.world import World
 from ppfleet.errors import CommError, WorldError
 
@@ -76,7 +77,7 @@ def check_master(world: World) -> None:
 
 def patience() -> float:
     """Seconds in which all ranks must have come."""
-    text = os.environ.get("PPFLEET_WAIT", "30")
+    text = os.environ.get("PPFLEET_WAIT", str(limits.JOIN))
     try:
         seconds = float(text)
     except ValueError:
@@ -95,7 +96,7 @@ def await_master(world: World) -> None:
     began = time.monotonic()
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=limits.CONNECT).close()
             return
         except OSError as failure:
             if time.monotonic() - began > patience():

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ppfleet import foreign
+from ppfleet import foreign, limits
 from ppfleet.cluster import process_tree
 from ppfleet.tipc import figures
 from ppfleet.tipc.command import Command
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
-_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _TAIL = 65536  # bytes at the end of a log that are looked at for the report
 Snapshot = dict[Path, tuple[int, int, int]]
 
@@ -63,7 +62,7 @@ def _run(command: Command, log: Path) -> tuple[int, bool]:
     if not env.get("CUDA_VISIBLE_DEVICES"):
         env.pop("CUDA_VISIBLE_DEVICES", None)  # an empty one makes the launcher fail
     env.update(dict(command.env), PYTHONUNBUFFERED="1")
-    watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(_GRACE), *command.argv]
+    watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(limits.TIPC_GRACE), *command.argv]
     late = False
     with log.open("wb") as out, log.open("rb") as shown:
         process = subprocess.Popen(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from ppfleet import limits
 from ppfleet.checkpoint.files import ODD, json_bytes, replace_file
 from ppfleet.tipc import report_page
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 STATUS, JSON, JUNIT, PAGE = "results_python.log", "results.json", "results.xml", "report.html"
 _TAIL_LINES, _TAIL_CHARS = 60, 8000
-_PATIENCE = 60.0  # seconds for another node's last lines
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -76,7 +76,7 @@ def name_of(directory: Path) -> str:
 
 def of_node(directory: Path, token: str) -> dict[str, Any] | None:
     """Another node's results, where it shares this directory; None where it does not. They may be unfinished."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + limits.LAST_WORDS
     found: dict[str, Any] | None = None
     while directory.is_dir() and time.monotonic() < deadline:
         with suppress(OSError, ValueError):

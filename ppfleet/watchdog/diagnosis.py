@@ -10,20 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ppfleet.limits import BEAT_FRESH, BEAT_NEW, DIVERGED, STALL, STALL_LONG
 from ppfleet.watchdog.events import Code, Event, Kind, Operation, Waiting
 
-_SURE = 2.5  # seconds that two ranks must have been where they are, by their own word, to have diverged
-_NEW = 1.5  # seconds, a bit more than between two beats: for that verdict, nothing older counts
 _WORKS = 0.01  # share of a core below which a process does nothing
-_FRESH = 3.0  # seconds after which a beat says nothing about now
 
 
 @dataclass(frozen=True)
 class Limits:
     """Seconds without progress after which a job is ended."""
 
-    stall: float = 25.0  # while others wait in a collective: gloo would abort after 30
-    long: float = 1800.0  # where nobody waits in a collective, and no work is done
+    stall: float = STALL  # while others wait in a collective
+    long: float = STALL_LONG  # where nobody waits in a collective, and no work is done
     stopped: float = float("inf")  # while a process is stopped, whoever waits for it
     outside: bool = False  # whether a rank that is in nothing counts; live, that may be a person at a notebook
 
@@ -66,7 +64,7 @@ class Beat:
     def event(self, code: Code, now: float, **fields: Any) -> Event:
         """About this rank, which has been where it is since it last went on, or has not answered."""
         quiet = now - self.heard
-        if quiet > _FRESH or self.stopped:
+        if quiet > BEAT_FRESH or self.stopped:
             code = Code.STOPPED if self.stopped else code
             fields.update(silent=True, **({"pid": self.stopped} if self.stopped else {}))
         seconds = quiet if fields.get("silent") else self.idled(now)
@@ -95,7 +93,9 @@ def _stopped(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
 def _diverged(beats: Sequence[Beat], now: float) -> Event | None:
     """Two ranks wait, and at the number where one of them is the other was in something else: neither will ever come.
     (A rank may also be behind in the same operation, because the network has not brought it the end of it.)"""
-    stuck = [b for b in beats if b.waits and b.age > _SURE and now - b.heard < _NEW and b.inside.kind != Kind.START]
+    stuck = [
+        b for b in beats if b.waits and b.age > DIVERGED and now - b.heard < BEAT_NEW and b.inside.kind != Kind.START
+    ]
     for other in stuck[1:]:
         behind, ahead = sorted((stuck[0], other), key=lambda b: b.operations)
         there = next((op for op in ahead.recent if op.number == behind.operations), None)
@@ -113,7 +113,7 @@ def _diverged(beats: Sequence[Beat], now: float) -> Event | None:
 
 def _late(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
     """Somebody has waited too long: the one who is late has not come to that operation."""
-    heard = [b for b in beats if b.waits and now - b.heard < _FRESH]
+    heard = [b for b in beats if b.waits and now - b.heard < BEAT_FRESH]
     limit = {True: limits.stall, False: limits.silent}
     waiting = [b for b in heard if b.waited(now) > limit[b.inside.kind == Kind.COLLECTIVE]]
     if not waiting:
@@ -125,8 +125,8 @@ def _late(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
         return Event(Code.STALL, operation=first.inside, seconds=first.waited(now))
     culprit = max(late, key=lambda b: b.idled(now))
     quiet = now - culprit.heard
-    works = quiet < _FRESH and (culprit.busy >= _WORKS or first.waited(now) < limits.long)
-    if first.inside.kind != Kind.COLLECTIVE and (works or _FRESH < quiet < limits.silent):
+    works = quiet < BEAT_FRESH and (culprit.busy >= _WORKS or first.waited(now) < limits.long)
+    if first.inside.kind != Kind.COLLECTIVE and (works or BEAT_FRESH < quiet < limits.silent):
         return None  # through the store, work may take as long as it takes
     ranks = tuple(b.rank for b in heard if b.operations == first.operations)
     uneven = limits.outside and first.in_step and _out_of_loop(culprit)

@@ -13,13 +13,13 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ppfleet import limits
 from ppfleet.cluster.rendezvous import Link
 from ppfleet.errors import CommError
 
 if TYPE_CHECKING:
     from ppfleet.distributed.world import World
 
-UNREACHABLE = 7.0  # seconds without an answer from a host's kernel
 _STRANGERS = 64  # connections of whoever has not said who it is
 
 
@@ -69,7 +69,7 @@ class Hub:
             return
         host = self.world.master.rpartition(":")[0].strip("[]")
         try:
-            link = Link(socket.create_connection((host, port), timeout=10), UNREACHABLE)
+            link = Link(socket.create_connection((host, port), timeout=10), limits.UNREACHABLE)
         except OSError as failure:
             why = f"the watch of rank 0 at {host}:{port} did not answer {self.world.name()} ({failure})"
             raise CommError(why) from None
@@ -121,7 +121,7 @@ class Hub:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            link = Link(self._listener.accept()[0], UNREACHABLE)  # type: ignore[union-attr]
+            link = Link(self._listener.accept()[0], limits.UNREACHABLE)  # type: ignore[union-attr]
             self._strangers.append(link)
             self._ready.register(link, selectors.EVENT_READ, link)
         if len(self._strangers) > self.world.size + _STRANGERS:

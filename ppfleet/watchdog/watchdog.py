@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from ppfleet import log
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
+from ppfleet.limits import BEAT, RAISE, SAVE_AFTER_SIGTERM, UNREACHABLE
 from ppfleet.watchdog import events, render
 from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
 from ppfleet.watchdog.events import LOST, Code, Event, Kind, Mark, Operation
-from ppfleet.watchdog.hub import UNREACHABLE, Gone, Hub
+from ppfleet.watchdog.hub import Gone, Hub
 from ppfleet.watchdog.process import (
     Health,
     how_it_ended,
@@ -41,10 +42,6 @@ from ppfleet.watchdog.recorder import Flight
 
 if TYPE_CHECKING:
     from ppfleet.distributed.world import World
-
-_EVERY = 1.0  # seconds between two beats
-_GRACE = 2.0  # seconds for the main thread to raise, before the watch ends the process
-_TO_SAVE = 25.0  # seconds after SIGTERM that a step may take: Paddle's launcher kills after 30
 
 
 class Watch:
@@ -199,7 +196,7 @@ class Watch:
             try:
                 self._hear()
                 now = time.monotonic()
-                if now - beat >= _EVERY:
+                if now - beat >= BEAT:
                     beat = now
                     self.flight.pulse(self._health.pulse())
                     self._tell()
@@ -226,7 +223,7 @@ class Watch:
             self._end()
         if now > self._to_save and not any(entry.kind == Kind.SAVE for entry in list(self.flight.open)):
             self._to_save = float("inf")
-            _say(f"no step boundary within {_TO_SAVE:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
+            _say(f"no step boundary within {SAVE_AFTER_SIGTERM:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
 
     def _judge_others(self, now: float) -> None:
         unseen = set(range(self.world.size)) - set(self._hub.who)
@@ -244,7 +241,7 @@ class Watch:
         waiting = [(beat.rank, beat.operations) for beat in beats if beat.waits]
         if waiting != self._suspect[0]:
             self._suspect = (waiting, now)
-        return now - self._suspect[1] > 1.5 * _EVERY
+        return now - self._suspect[1] > 1.5 * BEAT
 
     def _judge_first(self, now: float) -> None:
         """Rank 0 judges the others; whether it is alive itself, the others must see."""
@@ -257,7 +254,7 @@ class Watch:
     def _seen(self, rank: int, beat: Beat, now: float) -> Beat:
         """With what can be seen of a rank that does not answer, if it is of this host: whether it is stopped."""
         who = self._hub.who.get(rank, {})
-        silent = now - beat.heard > 3 * _EVERY and who.get("boot") == this_host()
+        silent = now - beat.heard > 3 * BEAT and who.get("boot") == this_host()
         stopped = who["pid"] if silent and process_state(who["pid"])[0] == "stopped" else 0
         return replace(beat, host=self.world.host_of(rank), stopped=stopped)
 
@@ -265,7 +262,7 @@ class Watch:
         """Where a peer was lost, whoever does not wait for it may come to its own end, or to the next `check`."""
         if self.doom is not None and self.doom.code in LOST:
             inside = self.flight.open[-1:]
-            return bool(inside and inside[0].waits and time.monotonic() - inside[0].began > _GRACE)
+            return bool(inside and inside[0].waits and time.monotonic() - inside[0].began > RAISE)
         return True
 
     def _pronounce(self, event: Event) -> None:
@@ -276,7 +273,7 @@ class Watch:
     def _doomed(self, event: Event) -> None:
         if self.doom is not None or self._bye is not None:
             return
-        self._deadline = time.monotonic() + _GRACE
+        self._deadline = time.monotonic() + RAISE
         self.flight.record(event)
         stacks = self.stacks if event.code not in LOST else None
         if stacks is not None:  # before the main thread can know, and raise
@@ -302,7 +299,7 @@ class Watch:
         now, flight = time.monotonic(), self.flight
         opened, idle = list(flight.open), now - flight.progress
         at, busy = "", 1.0
-        if idle > 2 * _EVERY:
+        if idle > 2 * BEAT:
             at, busy = user_place(self._trainer), self._health.busy(flight.progress)
         inside = opened[-1].as_operation(at) if opened else Operation(at=at)
         waits = bool(opened and opened[-1].waits)
@@ -350,7 +347,7 @@ class Watch:
         if self._told:
             return
         self.wanted = self._told = True
-        self._to_save = time.monotonic() + _TO_SAVE
+        self._to_save = time.monotonic() + SAVE_AFTER_SIGTERM
         self.flight.mark(Mark.SIGTERM, why)
         self._hub.send(wanted=why)
         if self.in_loop and self.doom is None:

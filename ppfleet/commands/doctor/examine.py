@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from ppfleet import limits
 from ppfleet.cluster import hosts
 from ppfleet.cluster.rendezvous import Meeting
 from ppfleet.commands.doctor import checks
@@ -25,8 +26,6 @@ from ppfleet.errors import CommError
 
 _PROBE = 4 << 20  # bytes sent to measure the bandwidth
 _ROUNDS = 20
-_SKEW = 2.0  # seconds of difference between clocks that are worth a word
-_TRY = 3.0  # seconds for one connection
 
 
 class Examination:
@@ -146,7 +145,7 @@ class _Door:
 
 
 def _open(host: str, port: int, token: str) -> socket.socket:
-    line = socket.create_connection((host.strip("[]"), port), timeout=_TRY)
+    line = socket.create_connection((host.strip("[]"), port), timeout=limits.DOCTOR_CONNECT)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.sendall(token.encode() + b"\n")
     return line
@@ -186,7 +185,7 @@ def _measure(here: str, host: str, port: int, token: str) -> list[Finding]:
     skew = statistics.median(skews)
     speed = f"{_PROBE / taken / 1e6:.0f} MB/s, {statistics.median(trips) * 1e3:.2f} ms there and back"
     found = [Finding(OK, "speed", here, f"to {host}: {speed}")]
-    if abs(skew) > _SKEW:
+    if abs(skew) > limits.DOCTOR_SKEW:
         fix = "set the clocks by NTP: logs of several machines are compared by their times"
         found.append(Finding(WARNING, "clock", here, f"{host} is {skew:+.1f} s off", fix))
     else:

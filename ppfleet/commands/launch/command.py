@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ppfleet import limits
 from ppfleet._version import __version__
 from ppfleet.cli import Stopped, stoppable
 from ppfleet.cluster import hosts, process_tree
@@ -29,10 +30,7 @@ from ppfleet.commands.why import cause
 from ppfleet.distributed.devices import GPU
 from ppfleet.errors import PREEMPTED, CommError, FleetError
 
-_GRACE = 40.0  # seconds: Paddle's launcher gives its trainers 30
-_LOST_GRACE = 8.0  # seconds, when the job is lost anyway because it ended on another host
 _DONE = "workers done"
-_LAST_WORDS = 60.0  # seconds for the other hosts to tell how the job ended there
 
 
 def main(words: list[str]) -> int:
@@ -156,7 +154,7 @@ class Supervisor:
         if launch.workers:
             self.roles = Roles(private / f"roles{attempt}", launch.workers.count(launch.host))
             command = self.roles.wrap(command, len(launch.command()) - len(launch.script))
-        watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(_GRACE), *command]
+        watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(limits.LAUNCH_GRACE), *command]
         process = subprocess.Popen(watched, env=env, start_new_session=True)
         self.started = True
         why = ""
@@ -166,7 +164,7 @@ class Supervisor:
             if process.poll() is None:
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):  # a trainer that is stopped, or stuck, does not end by itself
-                    process.wait(_GRACE + 5 if not why else _LOST_GRACE)
+                    process.wait(limits.LAUNCH_GRACE + 5 if not why else limits.LAUNCH_GRACE_LOST)
             process_tree.end_below(0, process)
             process.wait()
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -223,7 +221,7 @@ class Supervisor:
             return code, why
         if meeting.node:
             self._tell(ended=code)
-        deadline = time.monotonic() + _LAST_WORDS
+        deadline = time.monotonic() + limits.LAST_WORDS
         others = [0] if meeting.node else list(range(1, len(meeting.nodes)))
         while code == 0 and time.monotonic() < deadline:
             if not [n for n in others if n in meeting.links and n not in meeting.ended]:

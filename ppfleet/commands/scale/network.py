@@ -7,6 +7,7 @@ import statistics
 import time
 from contextlib import suppress
 
+from ppfleet import limits
 from ppfleet.cluster.rendezvous import Meeting, listen
 from ppfleet.commands.scale.projection import Network
 from ppfleet.errors import CommError
@@ -15,7 +16,6 @@ _SECONDS = 1.0  # of sending, to each host
 _MOST = 1 << 28  # bytes: a network that takes these within a second is fast enough to be known by them
 _PIECE = 1 << 18
 _PINGS = 50
-_PATIENCE = 20.0
 
 
 def measure(meeting: Meeting) -> Network | None:
@@ -25,7 +25,7 @@ def measure(meeting: Meeting) -> Network | None:
         if not meeting.node:
             with listen(meeting.nodes[0], meeting.port) as listener:
                 meeting.exchange("")  # who connects now finds somebody
-                listener.settimeout(_PATIENCE)
+                listener.settimeout(limits.MEASURE)
                 try:
                     found.append(_receive(listener))
                 except OSError as failure:
@@ -43,7 +43,7 @@ def measure(meeting: Meeting) -> Network | None:
 def _receive(listener: socket.socket) -> Network:
     peer, _ = listener.accept()
     with peer:
-        peer.settimeout(_PATIENCE)
+        peer.settimeout(limits.MEASURE)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         turns = []
         for _ in range(_PINGS):
@@ -66,7 +66,7 @@ def _receive(listener: socket.socket) -> Network:
 
 
 def _send(host: str, port: int) -> None:
-    with socket.create_connection((host.strip("[]"), port), timeout=_PATIENCE) as peer:
+    with socket.create_connection((host.strip("[]"), port), timeout=limits.MEASURE) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while peer.recv(1) == b"p":
             peer.sendall(b"p")

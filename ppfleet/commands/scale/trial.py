@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppfleet import foreign
+from ppfleet import foreign, limits
 from ppfleet.checkpoint import files, history
 from ppfleet.cluster import process_tree
 from ppfleet.commands.scale import time_breakdown
@@ -21,7 +21,6 @@ from ppfleet.commands.scale.series import Point
 from ppfleet.commands.why import cause, record_reader
 from ppfleet.errors import PREEMPTED, FleetError
 
-_GRACE = 50.0  # seconds: launch gives its trainers 40
 _EVAL = "eval/"
 _SAMPLES = "eval/samples"
 
@@ -63,7 +62,7 @@ def execute(words: Sequence[str], place: Place, env: dict[str, str]) -> float:
     except OSError as failure:
         raise FleetError(files.disk_message(failure, place.path)) from None
     launch = [sys.executable, "-m", "ppfleet", "launch", f"--log_dir={place.logs}", *words]
-    watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(_GRACE), *launch]
+    watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(limits.SCALE_GRACE), *launch]
     began, clock = time.time(), time.monotonic()
     with place.output.open("ab") as out:
         process = subprocess.Popen(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ppfleet import limits
 from ppfleet.commands.why import record_reader
 from ppfleet.commands.why.job_start import Attempt, Rank, named, size
 from ppfleet.commands.why.standstill import standstill, uneven
@@ -18,9 +19,6 @@ from ppfleet.commands.why.straggler import straggler
 from ppfleet.watchdog import render
 from ppfleet.watchdog.events import LOST, VERDICTS, Code, Event, Kind, Mark
 
-_BEAT = 1.5  # seconds that a process may have lived after its last pulse, a bit more than there are between two
-_GRACE = 15.0  # seconds after SIGTERM within which nobody kills
-_AT_ONCE = 3.0  # seconds within which the ranks of a host go together
 _GUESS = "killed (SIGKILL), a crash, os._exit, or its host went down"
 # What an exception's code makes of it; what a rank raises because another one failed comes last.
 _RAISED = {
@@ -129,11 +127,11 @@ def _gone(attempt: Attempt) -> Iterator[Cause]:
     told = {rank.event.rank for rank in attempt.ranks if rank.event and rank.event.code in VERDICTS}
     for rank in gone[:1]:
         asked = [e.entered for e in rank.record.entries if e.kind == Kind.MARK and e.what == Mark.SIGTERM]
-        if asked and rank.seen - asked[-1] > _GRACE:
+        if asked and rank.seen - asked[-1] > limits.KILL_AFTER_SIGTERM:
             event = _about([rank], Code.TERMINATED, unsaved_for=rank.seen - asked[-1])
             yield Cause(event, (rank.number,), rank.seen)
             return
-    if len(gone) > 1 and len(gone) == len(attempt.ranks) and gone[-1].seen - gone[0].seen < _AT_ONCE:
+    if len(gone) > 1 and len(gone) == len(attempt.ranks) and gone[-1].seen - gone[0].seen < limits.TOGETHER:
         hosts = {rank.host for rank in gone}
         event = _about(gone, Code.GONE, count=len(gone))
         event = replace(event, host=gone[0].host if len(hosts) == 1 else "")
@@ -142,9 +140,9 @@ def _gone(attempt: Attempt) -> Iterator[Cause]:
     for host in {rank.host for rank in gone}:
         there = [rank for rank in attempt.ranks if rank.host == host]
         lost = [rank for rank in gone if rank.host == host]
-        if len(there) == len(lost) > 1 and lost[-1].seen - lost[0].seen < _AT_ONCE:
+        if len(there) == len(lost) > 1 and lost[-1].seen - lost[0].seen < limits.TOGETHER:
             event = replace(_about(lost, Code.HOST), host=host)
-            yield Cause(event, tuple(rank.number for rank in lost), lost[0].seen - _BEAT)
+            yield Cause(event, tuple(rank.number for rank in lost), lost[0].seen - limits.BEAT_NEW)
     for rank in gone:
         if rank.number not in told:
             yield _silent(rank, attempt)
@@ -153,7 +151,9 @@ def _gone(attempt: Attempt) -> Iterator[Cause]:
 def _silent(rank: Rank, attempt: Attempt) -> Cause:
     events = [other.event for other in attempt.ranks if other.event]
     stalled = [event.time for event in events if event.code in (Code.STALL, Code.STOPPED)]
-    if stalled and min(stalled) - rank.seen > 2 * _BEAT:  # of a process that dies the others' watchdog hears at once
+    if (
+        stalled and min(stalled) - rank.seen > 2 * limits.BEAT_NEW
+    ):  # of a process that dies the others' watchdog hears at once
         return Cause(_about([rank], Code.STOPPED, since=rank.seen), (rank.number,), rank.seen)
     event = _about([rank], Code.KILLED, guess=_GUESS)
     return Cause(_or_oom(event, rank), (rank.number,), rank.seen, 0, _evidence(rank))
@@ -173,7 +173,7 @@ def _told(attempt: Attempt) -> Iterator[Cause]:
     events = [rank.event for rank in attempt.ranks if rank.event and rank.event.code in VERDICTS]
     for event in sorted(events, key=lambda each: (each.code, each.fields.get("signal")) == unknown):
         culprit = attempt.rank(event.rank)
-        when = event.time - _BEAT
+        when = event.time - limits.BEAT_NEW
         if culprit is None or event.code not in LOST:
             gone = culprit is not None and culprit.state == "gone"
             yield Cause(event, _culprits(event), min(when, culprit.seen) if culprit and gone else when)
@@ -198,14 +198,14 @@ def _raised(attempt: Attempt) -> Iterator[Cause]:
         more, error = told.get("fields", {}), str(told.get("error"))
         code = _RAISED.get(error, Code.EXCEPTION)
         event = _about(ranks, code, **{name: told[name] for name in ("type", "text", "where") if name in told})
-        when = min(event.time for _, event in pairs) - _BEAT
+        when = min(event.time for _, event in pairs) - limits.BEAT_NEW
         found = tuple(rank.number for rank in ranks)
         evidence: tuple[str, ...] = ()
         level = 2 if error in _CONSEQUENCES or "origin" in more else 0
         if code in (Code.NAN, Code.MISMATCH):
             found = tuple(more.get("ranks", ()))
         elif code == Code.INTERRUPTED:
-            found, when = (), when + _BEAT
+            found, when = (), when + limits.BEAT_NEW
         elif code == Code.MISSING:
             found, level = (), 1
         elif code == Code.WORKER:
@@ -224,7 +224,7 @@ def _ended_by_others(attempt: Attempt) -> Iterator[Cause]:
         event = first if code == Code.ORPHAN else _about(ranks, code)
         told = str(first.fields.get("text", "")) if code != Code.ORPHAN else ""
         found = () if len(ranks) == len(attempt.ranks) else tuple(rank.number for rank in ranks)
-        when = first.time - _BEAT if code == Code.ORPHAN else first.time
+        when = first.time - limits.BEAT_NEW if code == Code.ORPHAN else first.time
         yield Cause(event, found, when, 0, (told,) if told else ())
 
 

@@ -9,12 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ppfleet import foreign
+from ppfleet import foreign, limits
 from ppfleet.commands.why.job_start import Attempt, Rank
 from ppfleet.watchdog.process import oom_kills, process_state, this_host
 from ppfleet.watchdog.recorder import SUFFIX, Record, read
-
-_QUIET = 5.0  # seconds without a pulse, which comes every second, after which a process is taken for gone
 
 
 @dataclass
@@ -178,7 +176,7 @@ def _state(record: Record, newest: float, now: float) -> str:
         began = _started(record) - float(record.facts.get("skew", 0.0))
         return process_state(int(record.facts.get("pid", 0)), began)[0]
     # Another host's process: its pulse is all there is to judge by.
-    lives = Rank(record, "").seen > newest - _QUIET and newest > now - _QUIET
+    lives = Rank(record, "").seen > newest - limits.BEAT_LOST and newest > now - limits.BEAT_LOST
     return "running" if lives else "gone"
 
 

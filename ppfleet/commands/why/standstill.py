@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ppfleet import limits
 from ppfleet.commands.why.job_start import Rank
 from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
 from ppfleet.watchdog.events import Code, Event, Kind
 from ppfleet.watchdog.recorder import Entry
 
-_PATIENCE = 5.0  # seconds that a wait may always last
 _STEPS = 10.0  # … or this many steps
 
 
@@ -20,7 +20,7 @@ def standstill(ranks: Sequence[Rank], until: float) -> Event | None:
     beats = [_beat(rank, rank.open, until) for rank in ranks]
     waits = [beat.waited(until) for beat in beats if beat.waits]
     lasted = max(waits) if waits else min(beat.idled(until) for beat in beats)
-    patience = max(_PATIENCE, _STEPS * _step_time(ranks))
+    patience = max(limits.WAIT_ALWAYS, _STEPS * _step_time(ranks))
     if lasted < patience and not any(beat.stopped for beat in beats):
         return None
     return diagnose(beats, until, Limits(patience, patience, stopped=0.0, outside=True))

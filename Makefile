@@ -21,7 +21,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
-.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 docs docs-test chaos bench bench-quick size lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 coverage docs docs-test chaos bench bench-quick size lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -65,6 +65,16 @@ test-all: $(VENV) ## everything, the slow tests too
 
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
 	$(PY26) $(PYTEST) -m "not slow"
+
+COVER ?= tests/unit tests/single
+
+coverage: $(VENV) ## which lines the tests reach, in subprocesses too, per folder: make coverage COVER="tests/unit tests/ranks"
+	rm -rf output/coverage && mkdir -p output/coverage
+	$(PY) -m coverage run -m pytest -q $(COVER) -n 2 --dist worksteal -m "not slow"; tests=$$?; \
+	$(PY) -m coverage combine --quiet && \
+	$(PY) -m coverage html --quiet --directory output/coverage/html && \
+	$(PY) -m coverage json --quiet -o output/coverage/coverage.json && \
+	$(PY) -m tests.coverage_folders output/coverage/coverage.json && exit $$tests
 
 docs: $(VENV)    ## write docs/api.md, the reference, from the docstrings
 	$(PY) docs/api.py

@@ -1,5 +1,5 @@
-# Every target makes the environment it needs and touches no other: .venv (today's Paddle), .venv26 (Paddle 2.6), or
-# .venv-peers (what make bench compares with).
+# Every target makes the environment it needs and touches no other: .venv (today's Paddle), .venv26 (Paddle 2.6),
+# .venv-peers (what make bench compares with), .venv-docs (what builds the site).
 PYTHON ?= python3
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE := 1
@@ -8,6 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 VENV := .venv/.ready
 VENV26 := .venv26/.ready
 VENV_PEERS := .venv-peers/.ready
+VENV_DOCS := .venv-docs/.ready
 PY := .venv/bin/python
 PY26 := .venv26/bin/python
 RANKS ?= 2
@@ -21,7 +22,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
-.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 coverage docs docs-test chaos bench bench-quick size lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 coverage site docs-test chaos bench bench-quick size lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -76,8 +77,10 @@ coverage: $(VENV) ## which lines the tests reach, in subprocesses too, per folde
 	$(PY) -m coverage json --quiet -o output/coverage/coverage.json && \
 	$(PY) -m tests.coverage_folders output/coverage/coverage.json && exit $$tests
 
-docs: $(VENV)    ## write docs/api.md, the reference, from the docstrings
-	$(PY) docs/api.py
+site: $(VENV_DOCS) ## the documentation as a site in site/: English, Chinese, reference, search; no network when it is read
+	rm -rf output/pages && mkdir -p output/pages
+	tar cf - --exclude=__pycache__ --exclude=test_tipc/output *.md docs deploy/cluster test_tipc ppfleet | tar xf - -C output/pages
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
 
 docs-test: $(VENV) ## run every command of the README and of docs/ in a fresh copy, and compare what they print (8 minutes on 2 quiet cores)
 	$(PY) -m pytest -s tests/unit/test_pages.py tests/single/test_docs.py
@@ -114,7 +117,7 @@ debian-packages: ## what some tests need of the system (root): network namespace
 	apt-get update && apt-get install --yes --no-install-recommends $$(cat requirements/debian.txt)
 
 clean:           ## remove the environments and everything the targets made
-	rm -rf .venv .venv26 .venv-peers output lite_data test_tipc/output build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv26 .venv-peers .venv-docs site output lite_data test_tipc/output build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 9) else "ppfleet needs Python 3.9 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
@@ -133,5 +136,8 @@ $(VENV26): setup.py pyproject.toml requirements/paddle26.txt
 
 $(VENV_PEERS): requirements/peers.txt
 	$(call make_venv,.venv-peers,-r requirements/peers.txt)
+
+$(VENV_DOCS): requirements/docs.txt
+	$(call make_venv,.venv-docs,-r requirements/docs.txt)
 
 comma := ,

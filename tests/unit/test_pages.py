@@ -1,8 +1,7 @@
 """The pages agree with each other: the same commands in both languages, links that lead somewhere, tests that exist."""
 
+import ast
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -54,9 +53,22 @@ def test_make_targets_that_pages_name_exist():
         assert one.text.split()[1] in targets, one.where
 
 
-def test_the_reference_is_what_the_docstrings_say():
-    done = subprocess.run([sys.executable, "docs/api.py", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_the_reference_names_what_is_there():
+    """Each row of docs/api.md, and each comment that `make site` turns into a full entry."""
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    for section in page.split("\n## ")[1:]:
+        module = section.split()[0]
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        defined = set()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                inside = [part.name for part in getattr(node, "body", ()) if isinstance(part, ast.FunctionDef)]
+                defined |= {node.name, *(f"{node.name}.{name}" for name in inside)}
+        rows = set(re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE))
+        entries = {name.rpartition(".")[2] for name in re.findall(rf"^<!-- ::: ({module}\.\w+)", section, re.MULTILINE)}
+        assert rows and rows <= defined, f"{module}: {rows - defined}"
+        assert entries == {row for row in rows if "." not in row}, module
+    assert {"Job.steps", "Job.backward", "Job.evaluate", "Job.resume"} <= set(re.findall(r"`(Job\.\w+)`", page))
 
 
 def blocks(tmp_path, text):

@@ -57,7 +57,7 @@ test: $(VENV)    ## unit, single-process, multi-rank and two-host tests (under 1
 test-unit: $(VENV) ## the pure tests alone
 	$(PY) -m pytest -q tests/unit -n 2
 
-test-fast: $(VENV) ## unit tests and the single-process essentials (about 40 s on 2 quiet cores)
+test-fast: $(VENV) ## unit tests and the single-process essentials (about 50 s of CPU time, on 2 cores)
 	$(PY) -m pytest -q tests/unit -n 2
 	$(PY) -m pytest -q tests/single -n 2 --dist worksteal -m essential
 

@@ -10,7 +10,7 @@ from tests.harness import ROOT
 
 EVERY = sorted(
     [page for pair in pages.PAGES.items() for page in pair]
-    + [ROOT / "docs/api.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    + [ROOT / "docs/api.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 )
 
 

@@ -9,44 +9,31 @@ import time
 
 import pytest
 
+from ppfleet.watchdog import process
 from ppfleet.watchdog.events import Code, Event
 from ppfleet.watchdog.process import Health, how_it_ended, oom_kills, this_host, user_place, was_launched
 from ppfleet.watchdog.render import death
 
 
-def busy_after(work):
-    """The share of a core that `work` takes in this thread, as another thread sees it."""
-    health, found = Health(), []
+def test_a_loop_that_sleeps_does_no_work_though_other_threads_do(monkeypatch):
+    """By CPU seconds, which do not depend on what else the machine does; the clock is the test's."""
 
-    def look():
-        health.busy(1.0)
-        time.sleep(0.5)
-        found.append(health.busy(1.0))
-
-    watch = threading.Thread(target=look)
-    watch.start()
-    end = time.monotonic() + 0.6
-    while time.monotonic() < end:
-        work()
-    watch.join()
-    return found[0]
-
-
-def test_a_loop_that_sleeps_does_no_work_though_other_threads_do():
-    over = threading.Event()
-
-    def spin():
-        while not over.is_set():
+    def compute(seconds):
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
             sum(range(1000))
 
-    other = threading.Thread(target=spin)
+    health, now = Health(), 100.0
+    monkeypatch.setattr(process.time, "monotonic", lambda: now)
+    assert health.busy(progress=1.0) == 1.0  # nothing is known yet
+    other = threading.Thread(target=compute, args=(0.3,))
     other.start()
-    try:
-        assert busy_after(lambda: time.sleep(0.6)) < 0.05
-    finally:
-        over.set()
-        other.join()
-    assert busy_after(lambda: sum(range(1000))) > 0.2
+    other.join()
+    now += 1.0
+    assert health.busy(progress=1.0) < 0.05
+    compute(0.3)
+    assert 0.25 < health.busy(progress=1.0) < 0.45
+    assert health.busy(progress=2.0) == 1.0  # something went on: counting starts again
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def joined(version, code):
     import paddle
 
     from ppfleet.distributed.collectives import Comm
+    from ppfleet.distributed.devices import CPU
     from ppfleet.distributed.world import World
 
     if code:
@@ -28,7 +29,7 @@ def joined(version, code):
         sys.modules["mine"] = module
     paddle.__version__ = version
     world = World.from_env()
-    comm = Comm(world, "cpu")
+    comm = Comm(world, CPU)
     return comm.gather(world.rank)
 
 

@@ -31,7 +31,7 @@ SAY_WAITING = 10.0  # a wait after which a message says for whom
 # Post-mortem (`why`)
 WAIT_ALWAYS = 5.0  # a wait that is never called a hang
 TOGETHER = 3.0  # ranks of a host that end within so long ended together
-KILL_AFTER_SIGTERM = 15.0  # a rank that is killed later was killed by whoever sent SIGTERM
+KILL_AFTER_SIGTERM = 15.0  # a rank that is killed later was killed by the sender of SIGTERM
 
 # Launching
 LAUNCH_GRACE = PADDLE_GRACE + 10  # for Paddle's launcher to end its trainers

@@ -157,7 +157,7 @@ def test_rings_of_earlier_starts_do_not_pile_up(tmp_path):
     Flight(tmp_path / "0000000000000-rank11.ring", slots=8)
     for number in range(20):
         last = Flight(tmp_path / f"{number:013d}-rank1.ring", slots=8)
-    assert len(list(tmp_path.glob("*-rank1.ring"))) == 20  # whoever holds no lock removes nothing
+    assert len(list(tmp_path.glob("*-rank1.ring"))) == 20  # without the lock nothing is removed
     last.remove_old()
     assert len(list(tmp_path.glob("*-rank1.ring"))) == recorder.KEPT
     assert (tmp_path / "0000000000019-rank1.ring").exists() and (tmp_path / "0000000000000-rank11.ring").exists()

@@ -21,15 +21,15 @@ def test_sum_is_exact_whatever_the_order():
     for _ in range(5):
         choose.shuffle(values)
         total = ExactSum()
-        total.add(values)
+        total.add(np.array(values))
         assert float(total) == exact
 
 
 def test_nan_and_infinity_are_carried():
     total = ExactSum()
-    total.add([1.0, math.inf])
+    total.add(np.array([1.0, math.inf]))
     assert float(total) == math.inf
-    total.add([math.nan])
+    total.add(np.array([math.nan]))
     assert math.isnan(float(total))
 
 

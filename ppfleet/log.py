@@ -1,10 +1,9 @@
-"""What a person reads: one log file per rank, plain lines or a bar on rank 0. It only observes."""
+"""Log lines and progress: one log file per rank; on rank 0's console plain lines, or a bar on a terminal."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 import time
 from datetime import timedelta
@@ -15,7 +14,7 @@ _logger = logging.getLogger("ppfleet")
 
 
 def say(message: str) -> None:
-    """One line that matters: console of the rank that says it, and its log file."""
+    """A line that matters: to this rank's console and log file, on every rank."""
     if _logger.handlers:
         _logger.warning(message)
     else:
@@ -23,16 +22,16 @@ def say(message: str) -> None:
 
 
 def info(message: str) -> None:
-    """One line of ordinary news: rank 0's console, every rank's log file."""
+    """An ordinary line: to every rank's log file, and to rank 0's console."""
     _logger.info(message)
 
 
 def set_up(directory: Path, rank: int) -> None:
-    """Send this process's lines to `directory/rank<N>.log`, and to the console: all of rank 0's, else what matters."""
+    """Log to `directory/rank<N>.log` and to the console: everything on rank 0, on others only what `say` says."""
     for handler in list(_logger.handlers):
         handler.close()
         _logger.removeHandler(handler)
-    form = logging.Formatter("[%(asctime)s] ppfleet %(levelname)s: %(message)s", "%Y/%m/%d %H:%M:%S")
+    line_format = logging.Formatter("[%(asctime)s] ppfleet %(levelname)s: %(message)s", "%Y/%m/%d %H:%M:%S")
     console = _Console()
     console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     directory.mkdir(parents=True, exist_ok=True)
@@ -40,7 +39,7 @@ def set_up(directory: Path, rank: int) -> None:
         console,
         logging.FileHandler(directory / f"rank{rank}.log", encoding="utf-8", errors="backslashreplace"),
     ):
-        handler.setFormatter(form)
+        handler.setFormatter(line_format)
         _logger.addHandler(handler)
     _logger.setLevel(logging.INFO)
     _logger.propagate = False
@@ -57,7 +56,7 @@ class _Console(logging.Handler):
 
 
 class Progress:
-    """The lines of one epoch in the form Paddle users know, or a bar where a person watches."""
+    """The progress of one epoch: lines in the form that Paddle users know, or a bar on a terminal."""
 
     def __init__(self, label: str, steps: int | None, samples_a_step: int, every: int, shown: bool) -> None:
         self.label, self.steps, self.every, self.shown = label, steps, max(1, every), shown
@@ -67,15 +66,13 @@ class Progress:
         self._reader = 0.0
         self._began = time.perf_counter()
         self._bar: Any = None
-        terminal = _terminal() if shown else None
-        if terminal is not None:
+        if shown and sys.stdout.isatty():
             from tqdm import tqdm
 
-            width = {"dynamic_ncols": True} if terminal is sys.stdout else {"ncols": 72, "leave": False}
-            self._bar = tqdm(total=steps, desc=label, unit="step", file=terminal, **width)
+            self._bar = tqdm(total=steps, desc=label, unit="step", file=sys.stdout, dynamic_ncols=True)
 
     def waited(self, seconds: float) -> None:
-        """Time that the loop spent waiting for its next batch."""
+        """Add time that the loop spent waiting for its next batch."""
         self._reader += seconds
 
     def step(self) -> bool:
@@ -86,8 +83,11 @@ class Progress:
             self._bar.update()
         return self.done % self.every == 0 or self.done == self.steps
 
-    def line(self, values: dict[str, float], left_later: int | None = None) -> dict[str, float]:
-        """Print a line of `values` and the costs since the last one; the costs are returned."""
+    def line(self, values: dict[str, float], steps_later: int | None = None) -> dict[str, float]:
+        """Print a line of `values` and the costs since the last line; return the costs.
+
+        `steps_later` counts the steps of the epochs after this one, for the estimated time of arrival.
+        """
         now = time.perf_counter()
         batch = (now - self._began) / max(1, self._since)
         costs = {
@@ -95,7 +95,7 @@ class Progress:
             "reader_cost": self._reader / max(1, self._since),
             "ips": self.samples_a_step / batch if batch else math.nan,
         }
-        left = None if self.steps is None or left_later is None else self.steps - self.done + left_later
+        remaining = None if self.steps is None or steps_later is None else self.steps - self.done + steps_later
         if self.shown:
             shown = ", ".join(f"{name}: {number(value)}" for name, value in values.items())
             if self._bar is not None:
@@ -105,7 +105,7 @@ class Progress:
                     f"{self.label}, step: [{self.done}/{'?' if self.steps is None else self.steps}], {shown}, "
                     f"batch_cost: {batch:.5f} s, reader_cost: {costs['reader_cost']:.5f} s, "
                     f"ips: {costs['ips']:.2f} samples/s"
-                    + (f", eta: {timedelta(seconds=round(left * batch))}" if left is not None else "")
+                    + (f", eta: {timedelta(seconds=round(remaining * batch))}" if remaining is not None else "")
                 )
         self._began, self._since, self._reader = now, 0, 0.0
         return costs
@@ -113,39 +113,6 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def _terminal() -> Any:
-    """Where a bar can be drawn for a person: our own terminal, or under Paddle's launcher, which sends our output to
-    `workerlog.0` and shows that file's lines now and then, the launcher's."""
-    if sys.stdout.isatty():
-        return sys.stdout
-    try:
-        mine = Path("/proc/self/fd/1").readlink()
-        theirs = Path(f"/proc/{os.getppid()}/fd/1").readlink()
-        if not mine.name.startswith("workerlog.") or not str(theirs).startswith("/dev/pts/"):
-            return None
-        # Not as our controlling terminal: its end would be the end of the training.
-        return _Above(os.fdopen(os.open(theirs, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8"))
-    except OSError:
-        return None
-
-
-class _Above:
-    """A terminal to which another process writes lines: the cursor stays in front of the bar, such a line goes over it,
-    and the bar is drawn again below."""
-
-    def __init__(self, terminal: Any) -> None:
-        self._terminal = terminal
-
-    def write(self, text: str) -> None:
-        self._terminal.write(text if text.endswith(("\n", "\r")) else f"{text}\r")
-
-    def flush(self) -> None:
-        self._terminal.flush()
-
-    def fileno(self) -> int:
-        return int(self._terminal.fileno())
 
 
 def number(value: float) -> str:

@@ -5,9 +5,6 @@ python tools/eval.py --pretrained=output/mobilenet_v3_small/best.pdparams --data
 
 import sys
 
-import common  # noqa: F401 - puts the repository on Python's path
-
-# isort: split
 import train
 
 from ppfleet import cli

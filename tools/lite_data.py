@@ -6,23 +6,23 @@ lite_data/train/<digit>/…png   1437 images      lite_data/val/<digit>/…png  
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
-import common  # noqa: F401 - puts the repository on Python's path
 import cv2
 import numpy as np
 
-# isort: split
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for ppfleet, where it is not installed
 from ppfleet import cli
 from ppfleet.errors import DataError
 
-MARK = ".handwritten-digits"  # says that this tool made the directory, and may make it anew
+MARK = ".handwritten-digits"  # this tool made the directory and may replace it
 
 
 def write(root: Path) -> None:
     """Every fifth digit for validation, the others for training, the first of each kind for inference."""
     if root.exists() and not (root / MARK).exists() and (not root.is_dir() or any(root.iterdir())):
-        raise DataError(f"{root} is there and was not made by this command: choose another directory")
+        raise DataError(f"{root} exists and was not made by this command: choose another directory")
     root = root.absolute()
     fresh = root.with_name(f"{root.name}.unfinished")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -44,7 +44,7 @@ def write(root: Path) -> None:
     (fresh / MARK).touch()
     there, made = contents(root), contents(fresh)
     foreign = sorted(set(there) - set(made))
-    if foreign or there == made:  # in the latter case: nothing to change under the eyes of a training that reads it
+    if foreign or there == made:  # if equal, leave it alone: a job may be reading it
         shutil.rmtree(fresh)
     if foreign:
         raise DataError(f"{root} also holds {foreign[0]}, which would be lost: move it, or choose another directory")

@@ -8,14 +8,18 @@ python -m paddle.distributed.launch --ips 192.168.0.1,192.168.0.2 --gpus 0,1 too
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for models/ and deploy/, which pip does not install
+for message in ("No ccache found", "When training, we now always track"):  # Paddle says them at every start
+    warnings.filterwarnings("ignore", message=message)
 import common
 
-# isort: split
 import ppfleet
 from deploy.inference_python import preprocess
 from models.mobilenet_v3_small import data, pictures, recipe
@@ -43,7 +47,7 @@ def train(o: Namespace) -> None:
     val = loader(job, o, data.Images(files.val, how))
     net = MobileNetV3Small(len(files.classes))
     if o.pretrained:
-        load_weights(net, o.pretrained, anew=True)
+        load_weights(net, o.pretrained, partial=True)
     rate = recipe.Schedule(o.lr, train.plan.global_batch * o.accumulate, o.epochs, len(train))
     net, optimizer = job.prepare(net, recipe.optimizer(net, rate), fast_cpu=o.fast_cpu)
     job.settings.update(lr_rule=rate.rule, data=describe(files), **options_used(o))
@@ -65,12 +69,12 @@ def train(o: Namespace) -> None:
 
 def evaluate(o: Namespace) -> None:
     if not o.pretrained:
-        raise FleetError("which weights? give --pretrained=<run>/latest.pdparams")
+        raise FleetError("--pretrained=<run>/latest.pdparams is required")
     card = common.card(o.pretrained)
-    output = Path(o.output_dir or common.beside(o.pretrained))
+    output = Path(o.output_dir or common.run_directory(o.pretrained))
     job = ppfleet.Job(output / "eval", device=o.device, seed=o.seed)
     files = find_files(job, o, card.get("classes"))
-    how = common.preparation(o, card, log.info)
+    how = common.preprocessing(o, card, log.info)
     net = MobileNetV3Small(len(files.classes))
     load_weights(net, o.pretrained)
     mine = {"weights": ppfleet.fingerprint(net), "preprocess": how, "batch_size": o.batch_size, **describe(files)}
@@ -79,15 +83,15 @@ def evaluate(o: Namespace) -> None:
     seen = ppfleet.Confusion(val, files.classes)
     scores = job.evaluate(net, val, top1=seen, **recipe.MEASURED)
     show(job, seen, files.val, o.data_path, o.pretrained)
-    told = {**scores, "weights": o.pretrained, "data": {"path": o.data_path, **describe(files)}}
-    job.write_json(output / "eval.json", told)
+    results = {**scores, "weights": o.pretrained, "data": {"path": o.data_path, **describe(files)}}
+    job.write_json(output / "eval.json", results)
     if job.world.first:
         print(f"top1: {scores['top1']:.6f} top5: {scores['top5']:.6f} samples: {scores['samples']}", flush=True)
 
 
 def loader(job: ppfleet.Job, o: Namespace, images: data.Images, shuffle: bool = False) -> ppfleet.Loader:
-    share = (os.cpu_count() or 1) // job.world.local_size  # of the cores, which the network uses, too
-    workers = max(1, min(8, share)) if o.workers is None else o.workers
+    cores = (os.cpu_count() or 1) // job.world.local_size  # of this rank; the network computes on them, too
+    workers = max(1, min(8, cores)) if o.workers is None else o.workers
     return job.loader(images, o.batch_size, shuffle=shuffle, workers=workers)
 
 
@@ -97,13 +101,13 @@ def find_files(job: ppfleet.Job, o: Namespace, classes: list[str] | None = None)
 
 
 def describe(files: data.Files) -> dict[str, Any]:
-    """For settings.json, and for the check that all ranks have the same."""
+    """The data set, for settings.json and for the check that it is the same on all ranks."""
     sizes = {"classes": len(files.classes), "train": len(files.train), "val": len(files.val)}
     return {**sizes, "fingerprint": files.fingerprint}
 
 
 def options_used(o: Namespace) -> dict[str, dict[str, Any]]:
-    """The command line, with what may differ from host to host apart."""
+    """The command line; what may differ from host to host is kept apart under "here"."""
     here = ("data_path", "output_dir", "pretrained", "workers")
     return {
         "options": {name: value for name, value in vars(o).items() if name not in here},
@@ -114,7 +118,7 @@ def options_used(o: Namespace) -> dict[str, dict[str, Any]]:
 def show(
     job: ppfleet.Job, seen: ppfleet.Confusion, val: list[data.Sample], root: str, of: str, last: bool = True
 ) -> None:
-    """Which classes are taken for which: for `python -m ppfleet report`, and at the end for VisualDL."""
+    """The confusion matrix: for `ppfleet report`, and at the end for VisualDL."""
 
     def sample(number: int) -> tuple[str, bytes]:
         path = val[number][0]
@@ -130,21 +134,21 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
     parser = common.parser(__doc__)
     add = parser.add_argument
     add("--data-path", default="lite_data", metavar="DIR", help="train/<class>/ and val/<class>/, or list files")
-    add("--output-dir", metavar="DIR", help=f"(default: output/{common.MODEL}, or to evaluate: the weights' own)")
+    add("--output-dir", metavar="DIR", help=f"(default: output/{common.MODEL}; for evaluation the run of the weights)")
     add("--device", default="auto", help="auto, cpu or gpu")
     parser.switch("--use-gpu", "True is --device=gpu, False is --device=cpu", default=None)
     add("--epochs", type=number(int, 1), default=90, help="passes over the training set")
-    add("--batch-size", type=number(int, 1), default=64, help="images a rank and batch")
-    add("--accumulate", type=number(int, 1), default=1, help="batches a step of the optimizer")
+    add("--batch-size", type=number(int, 1), default=64, help="images per batch and rank")
+    add("--accumulate", type=number(int, 1), default=1, help="batches per optimizer step")
     add(
         "--lr",
         type=number(float, 0),
         default=recipe.REFERENCE_LR,
         help=f"for a global batch of {recipe.REFERENCE_BATCH}",
     )
-    add("--crop", type=number(float, 0.01, 1), default=0.08, help="least share of an image that a random crop keeps")
+    add("--crop", type=number(float, 0.01, 1), default=0.08, help="smallest share of an image that a random crop keeps")
     add("--augment", type=steps, default="flip", metavar="STEPS", help=f"none, or a list of {', '.join(STEPS)}")
-    add("--mixup", type=number(float, 0), default=0.0, help="strength of mixup, such as 0.2; 0 is without")
+    add("--mixup", type=number(float, 0), default=0.0, help="strength of mixup, such as 0.2; 0: off")
     add("--amp-level", choices=["O0", "O1", "O2"], default="O0", help="mixed precision in training, on cards")
     add(
         "--on-nan",
@@ -153,16 +157,16 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
         help="when a loss or gradient is not finite: stop, or skip the step",
     )
     add("--seed", type=int, default=0, help="decides initial weights, order, augmentation, dropout")
-    add("--workers", type=number(int, 0), help="threads that load images, a rank (default: by the number of cores)")
+    add("--workers", type=number(int, 0), help="threads per rank that load images (default: by the number of cores)")
     add(
         "--resume",
         default="auto",
         help="auto: continue if there is a checkpoint; none: from scratch, a run in the directory is moved to "
         "previous-1; or a checkpoint's directory",
     )
-    add("--save-every", type=number(int, 0), default=500, help="steps between checkpoints inside of an epoch; 0: none")
+    add("--save-every", type=number(int, 0), default=500, help="steps between checkpoints within an epoch; 0: none")
     parser.switch("--fast-cpu", "on a CPU, use ppfleet's own operators", default=True)
-    parser.switch("--skip-bad-images", "look for unreadable images first, and leave them out")
+    parser.switch("--skip-bad-images", "find unreadable images first and leave them out")
     parser.switch("--test-only", "evaluate --pretrained instead of training")
     o = parser.parse_args(arguments)
     if o.use_gpu is not None:
@@ -176,7 +180,7 @@ def options(arguments: Sequence[str] | None = None) -> Namespace:
 def steps(text: str) -> list[str]:
     chosen = [] if text == "none" else text.split(",")
     if not set(chosen) <= set(STEPS):
-        raise ArgumentTypeError(f"{text!r} is neither none nor a list of {', '.join(STEPS)}")
+        raise ArgumentTypeError(f"expected none or a list of {', '.join(STEPS)}, got {text!r}")
     return chosen
 
 

@@ -138,21 +138,25 @@ def read_weights(path: str | Path) -> dict[str, Any]:
     return renamed
 
 
-def load_weights(net: MobileNetV3Small, path: str | Path, anew: bool = False) -> None:
-    """Weights from a file into `net`, all of them; or, with `anew`, to fine-tune: those that fit, the rest is told.
+def load_weights(net: MobileNetV3Small, path: str | Path, partial: bool = False) -> None:
+    """Load all weights of a file into `net`; with `partial` only those that fit, and log the rest.
 
-    A classifier for another number of classes, say, then keeps its fresh values.
+    For fine-tuning: a classifier for another number of classes, for example, keeps its initial values.
     """
     arrays = read_weights(path)
-    if not anew and f"{CLASSIFIER}.bias" in arrays:
+    if not partial and f"{CLASSIFIER}.bias" in arrays:
         theirs, ours = len(arrays[f"{CLASSIFIER}.bias"]), net.classifier[-1].weight.shape[1]
         if theirs != ours:
-            raise CheckpointError(f"{path} tells {theirs} classes apart, not {ours}: give the data it was trained for")
-    unfit = tensors.load_model(net, arrays, str(path), strict=not anew)
-    if not anew:
+            raise CheckpointError(
+                f"{path} has {theirs} classes, the data set has {ours}: use the data it was trained on"
+            )
+    unfit = tensors.load_model(net, arrays, str(path), strict=not partial)
+    if not partial:
         return
     names = net.state_dict()
     loaded = sum(name in arrays and list(arrays[name].shape) == list(value.shape) for name, value in names.items())
     if not loaded:
-        raise CheckpointError(f"{path} holds nothing of MobileNetV3-small: is it of another model?")
+        raise CheckpointError(
+            f"{path} has no tensor that fits MobileNetV3-small: these are the weights of another model"
+        )
     log.info(f"{path}: {loaded} of {len(names)} tensors loaded" + (f"; not: {'; '.join(unfit)}" if unfit else ""))

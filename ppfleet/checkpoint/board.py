@@ -1,4 +1,4 @@
-"""Curves and pictures of a run: its history.jsonl, and VisualDL's log."""
+"""Curves and images of a run: history.jsonl, and VisualDL's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ _SHOWN = 1000  # points of a curve that VisualDL draws
 
 
 class Board:
-    """The figures of a run: its history.jsonl, and VisualDL's log where VisualDL is installed (said once)."""
+    """Logs values to history.jsonl, and to VisualDL where it is installed.
+
+    if job.world.first:
+        job.board.add(job.step, {"eval/f1": f1})
+    """
 
     def __init__(self, run: Path) -> None:
         self._path = run / NAME
@@ -21,23 +25,23 @@ class Board:
         try:
             from visualdl import LogWriter
         except ImportError as missing:
-            log.info(f"nothing for VisualDL: {missing} (pip install visualdl)")
+            log.info(f"VisualDL is not installed, no log for it is written ({missing}; pip install visualdl)")
             return
         self._writer = LogWriter(logdir=str(run / "visualdl"))
 
     def add(self, step: int, values: dict[str, float]) -> None:
-        """Numbers at a step, each under its name."""
+        """Log values at a step, by name."""
         self._remember(self._history.add(step, values))
         if self._writer is not None:
             for tag, value in values.items():
                 self._writer.add_scalar(tag=tag, step=step, value=value)
 
     def begin(self, step: int, ranks: int) -> None:
-        """Training begins after that step. Where it goes on, VisualDL is told what was before: of several logs in one
-        directory it shows only the newest."""
+        """Training starts or resumes after that step. On a resume the earlier values are logged to VisualDL again: of
+        several logs in one directory it shows only the newest."""
         try:
             before = read(self._path) if step and self._writer is not None else []
-        except OSError:  # said below, when it cannot be written to either
+        except OSError:  # reported below, when it cannot be written either
             before = []
         for tag, lines in kept(line for line in before if line.step <= step).items():
             for line in lines[:: 1 + len(lines) // _SHOWN] if tag != RANKS else ():
@@ -47,11 +51,11 @@ class Board:
 
     def _remember(self, problem: str) -> None:
         if problem and not self._refused:
-            log.say(f"{problem}; training goes on, its curves have gaps")
+            log.say(f"{problem}; training continues, its curves will have gaps")
         self._refused = bool(problem)
 
     def picture(self, tag: str, image: Any, step: int = 0) -> None:
-        """A picture: an array of height x width x 3, RGB of 8 bits."""
+        """Log an image: an array of height x width x 3, 8-bit RGB."""
         if self._writer is not None:
             self._writer.add_image(tag=tag, img=image, step=step)
 

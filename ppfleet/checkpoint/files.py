@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all. Pure."""
+"""Files that are written completely or not at all. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Callable
 from ppfleet.errors import FleetError, OutputError
 
 TEMPORARY = ".tmp-"
-ODD = "backslashreplace"  # for file names that are no text; in JSON it makes the very escape that stands for them
+ODD = "backslashreplace"  # for file names that are not valid text; in JSON this gives the matching escape
 Writer = Callable[[Path], None]
 
 
@@ -47,7 +47,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes | Writer, error: type[FleetError] = OutputError) -> None:
-    """Write a single file so that a reader sees the old one or the new one, never a part."""
+    """Replace a file atomically: a reader sees the old content or the new, never a part of it."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
         if callable(content):
@@ -65,7 +65,7 @@ def replace_file(path: Path, content: bytes | Writer, error: type[FleetError] = 
 
 
 def disk_message(failure: OSError, path: Path) -> str:
-    """What an OSError means for somebody who wanted to write there."""
+    """An OSError of a write as a sentence that says what to do."""
     advice = {
         errno.ENOSPC: "the disk is full: make room, or write to another output directory",
         errno.EDQUOT: "the disk quota is used up: make room, or write to another output directory",

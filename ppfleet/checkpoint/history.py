@@ -1,10 +1,11 @@
 """The figures of a run over its steps, as lines of JSON that any program reads. Pure.
 
-    <run>/history.jsonl   {"time": 1763400000.123, "step": 0, "job/ranks": 2}          training begins, or goes on
+    <run>/history.jsonl   {"time": 1763400000.123, "step": 0, "job/ranks": 2}          training starts or resumes
                           {"time": 1763400002.5, "step": 20, "train/loss": 0.7, "train/lr": 0.01}
 
-`time` is in seconds since 1970 by rank 0's clock. What is not finite is null: JSON has no NaN. Rank 0 adds a line at a
-time, so a kill loses at most one; after a resume, steps that are done again come again. `read` and `curves` know this.
+`time` is in seconds since 1970 by rank 0's clock. Values that are not finite are null, as JSON has no NaN. Rank 0
+appends one line at a time, so a kill loses at most one. After a resume, repeated steps appear again; `read` and
+`curves` handle this.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from typing import Any
 from ppfleet.errors import FleetError
 
 NAME = "history.jsonl"
-RANKS = "job/ranks"  # the figure of a line that says: training begins here, on so many ranks
+RANKS = "job/ranks"  # marks a line where training starts or resumes, on that many ranks
 _OWN = ("time", "step")
-_LARGEST = 1e12  # a time or step beyond is none
+_LARGEST = 1e12  # a larger time or step is damaged
 
 
 @dataclass(frozen=True)
 class Line:
-    """Figures at a step."""
+    """The values logged at a step."""
 
     time: float
     step: int
-    values: dict[str, float] = field(default_factory=dict)  # NaN: the figure was not finite
+    values: dict[str, float] = field(default_factory=dict)  # NaN: it was not finite
 
 
 class History:
-    """Appends lines. A disk that does not take one costs that line, not the training: `add` says what went wrong."""
+    """Appends lines. A failed write costs that line, not the training: `add` returns what went wrong."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,15 +49,15 @@ class History:
         line: dict[str, Any] = {"time": round(time.time(), 3), "step": int(step)}
         for name, value in values.items():
             if name in _OWN:
-                raise FleetError(f"a figure cannot be called {name!r}: every line of {NAME} has its own {name}")
+                raise FleetError(f"a logged value cannot be named {name!r}: every line of {NAME} has its own {name}")
             number = value if type(value) is int else float(value)
             line[name] = number if math.isfinite(number) else None
         data = json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
         try:
             if self._file is None:
                 self._open()
-            # One call for one line: after a kill it is there or it is not. Flushing to the disk would cost a step more
-            # than a line is worth; only a power failure loses what Linux has not written yet.
+            # One call per line: after a kill it is complete or missing. Without fsync, which costs more than a line is
+            # worth: only a power failure loses what Linux has not written yet.
             data = data if self._whole else b"\n" + data
             self._whole = os.write(self._file, data) == len(data)  # type: ignore[arg-type]
         except OSError as failure:
@@ -76,8 +77,7 @@ class History:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines in the order in which they were written. What is torn or no line of a history is left out; a file that
-    is not there has none."""
+    """The lines in the order in which they were written. Torn or foreign lines are skipped; a missing file has none."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -100,8 +100,8 @@ def _parsed(text: bytes) -> Line | None:
 
 
 def kept(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    """Name -> the lines that hold for it, by step. Where training goes on after a step, what was written of later ones
-    is undone; and a figure takes the place of those that were written before it for its step and later ones."""
+    """Name -> its valid lines, by step. Where training resumes after a step, lines of later steps are dropped; a value
+    replaces those that were written earlier for the same or a later step."""
     found: dict[str, list[Line]] = {}
     for line in lines:
         if RANKS in line.values:
@@ -115,7 +115,7 @@ def kept(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def _drop(lines: list[Line], step: int) -> None:
-    """Those from that step on."""
+    """Drop the lines from that step on."""
     while lines and lines[-1].step >= step:
         lines.pop()
 

@@ -3,8 +3,8 @@
     checkpoints/000012-step-1200/  model.safetensors  optimizer.safetensors  state.json  manifest.json
     checkpoints/latest, best     links to two of them
 
-A checkpoint is written to a temporary directory, flushed to the disk, read back against its manifest and only then
-renamed into place. Whatever happens before the rename, the earlier checkpoints are untouched.
+A checkpoint is written to a temporary directory, flushed to the disk, read back and only then renamed into place.
+Whatever happens before the rename, the earlier checkpoints are untouched.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ _NAME = re.compile(r"(\d{6,})-step-\d+$")  # a serial number: the newest is the 
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint that verifies, and what stands before it that does not."""
+    """The newest checkpoint that verifies, and the newer ones that do not."""
 
     path: Path | None
     skipped: tuple[str, ...] = ()
@@ -45,11 +46,12 @@ def write(
     keep: int = 3,
     best: bool = False,
     replaces: Path | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a checkpoint of the given files below `root`; link it as latest (and best).
 
-    Afterwards only the newest `keep` and the best remain, without the one that it `replaces`; the new one has been
-    read back and compared with `files` by then.
+    Then the checkpoint that it `replaces` is removed, and all but the newest `keep` and the best. `digests` are the
+    SHA-256 of files, where the caller knows them already.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -58,8 +60,7 @@ def write(
         temporary = root / f"{TEMPORARY}{target.name}-{os.getpid()}"
         try:
             temporary.mkdir()
-            _write_files(temporary, files)
-            verify(temporary)
+            _write_files(temporary, files, digests or {})
             temporary.rename(target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -107,7 +108,7 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def newest(root: Path) -> Found:
-    """The newest checkpoint below `root` that verifies. None there is fine; some there and none good is an error."""
+    """The newest checkpoint below `root` that verifies. It is an error if there are some and none verifies."""
     skipped: list[str] = []
     for path in every(root):
         try:
@@ -120,27 +121,33 @@ def newest(root: Path) -> Found:
     if skipped:
         raise CheckpointError(
             f"none of the {len(skipped)} checkpoints in {root} verifies: {'; '.join(skipped)}. "
-            f"Move them away to start anew, or restore one from a backup"
+            f"Move them away to start from scratch, or restore one from a backup"
         )
     return Found(None)
 
 
-def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
-    entries = {}
+def _write_files(directory: Path, files: Mapping[str, bytes], digests: Mapping[str, str]) -> None:
+    with ThreadPoolExecutor(len(files)) as pool:  # writing and hashing release the GIL: the disk and both at once
+        written = {name: pool.submit(write_bytes, directory / name, data) for name, data in files.items()}
+        entries = {
+            name: {"bytes": len(data), "sha256": digests.get(name) or hashlib.sha256(data).hexdigest()}
+            for name, data in files.items()
+        }
     for name, data in files.items():
         part = directory / name
         try:
-            write_bytes(part, data)
+            written[name].result()
+            whole = part.read_bytes() == data
         except OSError as failure:
             raise CheckpointError(disk_message(failure, part) + UNTOUCHED) from failure
-        # Of the data in memory: reading the file back, as verify does, then proves what was written.
-        entries[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        if not whole:
+            raise CheckpointError(f"{part} is altered: it does not read back as it was written" + UNTOUCHED)
     write_bytes(directory / MANIFEST, json.dumps({"format": FORMAT, "files": entries}, indent=1).encode())
     sync(directory)
 
 
 def every(root: Path) -> list[Path]:
-    """The checkpoints below `root`, the one written last first."""
+    """The checkpoints below `root`, newest first."""
     if not root.is_dir():
         return []
     return sorted((path for path in root.iterdir() if _NAME.match(path.name)), key=_serial, reverse=True)
@@ -163,11 +170,11 @@ def _prune(root: Path, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    condemned = path.with_name(f"{TEMPORARY}{path.name}")  # a kill halfway leaves nothing that looks whole
-    shutil.rmtree(condemned, ignore_errors=True)
+    trash = path.with_name(f"{TEMPORARY}{path.name}")  # so a kill halfway leaves nothing that looks whole
+    shutil.rmtree(trash, ignore_errors=True)
     with contextlib.suppress(OSError):
-        path.rename(condemned)
-    shutil.rmtree(condemned, ignore_errors=True)
+        path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def _remove_leftovers(root: Path) -> None:
@@ -176,12 +183,12 @@ def _remove_leftovers(root: Path) -> None:
 
 
 def link(root: Path, name: str, target: Path) -> None:
-    """Let `root/name` point to the checkpoint `target`."""
-    there = root / name
-    if there.is_dir() and not there.is_symlink():  # the run was copied with links followed
-        shutil.rmtree(there)
+    """Make `root/name` a link to the checkpoint `target`."""
+    link = root / name
+    if link.is_dir() and not link.is_symlink():  # the run was copied with links followed
+        shutil.rmtree(link)
     temporary = root / f"{TEMPORARY}{name}"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
-    temporary.replace(root / name)
+    temporary.replace(link)
     sync(root)

@@ -1,7 +1,7 @@
-"""Reading `.pdparams` from strangers: tensors and plain containers, nothing that runs. Pure: no Paddle.
+"""Read `.pdparams` files of unknown origin: tensors and plain containers, nothing that executes. Pure: no Paddle.
 
-`paddle.load` unpickles, and a pickle may run any code. Here every name that the file asks for is looked up in the
-short list below; anything else is refused before it is touched.
+`paddle.load` unpickles, and a pickle may run any code. Here only the names in the short list below are resolved;
+anything else is refused before it is imported.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Restricted(pickle.Unpickler):
             return _empty_array
         if module in _ARRAYS and name == "scalar":
             return _scalar
-        raise CheckpointError(f"it asks for {module}.{name}, which is neither a tensor nor a plain container")
+        raise CheckpointError(f"refusing to unpickle {module}.{name}")
 
 
 def _latin1(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
-        raise CheckpointError(f"it holds bytes in the encoding {encoding!r}")
+        raise CheckpointError(f"refusing to unpickle bytes in the encoding {encoding!r}")
     return text.encode("latin1")
 
 
@@ -52,7 +52,7 @@ def _scalar(dtype: Any, data: bytes) -> Any:
 
 
 def load(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a `.pdparams` by structured name. bfloat16 comes as uint16, as Paddle stores it."""
+    """The arrays of a `.pdparams` file by structured name. bfloat16 is returned as uint16, as Paddle stores it."""
     path = Path(path)
     try:
         with path.open("rb") as stream:
@@ -65,24 +65,25 @@ def load(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
         raise CheckpointError(f"cannot read {path}: {failure.strerror}") from None
     except CheckpointError as refusal:
         raise CheckpointError(
-            f"{path} is refused: {refusal}. If you trust its origin, save it anew from Paddle"
+            f"{path}: {refusal}, which is neither a tensor nor a plain container. If you trust the file, load it with "
+            f"paddle.load and save its state_dict again"
         ) from None
     except Exception as failure:  # noqa: BLE001 - a damaged pickle can raise anything; all of it means the same
         raise CheckpointError(
-            f"{path} is truncated or no .pdparams file ({type(failure).__name__}: {' '.join(str(failure).split())})"
+            f"{path} is truncated or not a .pdparams file ({type(failure).__name__}: {' '.join(str(failure).split())})"
         ) from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors")
     if "UnpackBigParamInfor@@" in state:
         raise CheckpointError(
-            f"{path} was saved with pickle protocol 2 or 3 in slices: save it anew with paddle.save's default"
+            f"{path} was saved in slices with pickle protocol 2 or 3: save it again with paddle.save's default protocol"
         )
     state.pop("StructuredToParameterName@@", None)
     arrays = {str(name): _array(value) for name, value in state.items()}
     wrong = [name for name, array in arrays.items() if array is None]
     if wrong:
         raise CheckpointError(
-            f"{path}: {', '.join(wrong[:5])} is no tensor; give the model's .pdparams, not the optimizer's .pdopt"
+            f"{path}: {', '.join(wrong[:5])} is not a tensor; use the model's .pdparams, not the optimizer's .pdopt"
         )
     return {name: array for name, array in arrays.items() if array is not None}
 

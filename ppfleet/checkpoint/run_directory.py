@@ -1,4 +1,4 @@
-"""The run's directory, which rank 0 alone writes: lock, settings, checkpoints and the weights for other tools."""
+"""The run directory, which only rank 0 writes: lock, settings, checkpoints and the weights for other tools."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ppfleet.watchdog.recorder import Flight
 
 CARD = "model.json"
 EXISTING = ("refuse", "move")
-# What belongs to one training run; logs and flight records are of the directory.
+# What belongs to one training run. Logs and flight records belong to the directory.
 _OF_A_RUN = ("checkpoints", "*.pdparams", CARD, "*.json", "history.jsonl", "visualdl", "export")
 
 
 class RunDir:
-    """`path` with its checkpoints; the newest `keep` of them stay, and the best."""
+    """`path` with its checkpoints, of which the newest `keep` and the best are kept."""
 
     def __init__(self, path: Path, keep: int, existing: str = EXISTING[0]) -> None:
         if existing not in EXISTING:
@@ -40,13 +40,13 @@ class RunDir:
         self._lock: IO[str] | None = None
 
     def take(self) -> None:
-        """Make the directory and keep every other job out of it until this process ends."""
+        """Create the directory and lock it against other jobs until this process ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("a+")
             # A POSIX lock: it dies with this process and is not inherited by loader workers.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self.existing == "move" and self._found():
+            if self.existing == "move" and self._contents():
                 self._move_aside()
         except BlockingIOError:
             raise FleetError(
@@ -55,20 +55,19 @@ class RunDir:
         except OSError as failure:
             raise FleetError(files.disk_message(failure, self.path)) from failure
 
-    def _found(self) -> list[str]:
+    def _contents(self) -> list[str]:
         """The checkpoints and weights of a run in this directory."""
         weights = sorted(path.name for path in self.path.glob("*.pdparams"))
         return [*(path.name for path in manifest.every(self.checkpoints)), *weights]
 
     def refuse_other(self) -> None:
-        """Before the first step or save of a run that was not resumed from here: its checkpoints would take the place
-        of another run's."""
-        found = self._found()
-        if found:
+        """Before the first step or save of a run that was not resumed from here, whose checkpoints would replace the
+        other run's."""
+        if contents := self._contents():
             raise FleetError(
-                f"{self.path} already holds a run ({len(found)} checkpoints and weight files, newest: {found[0]}), "
-                f"which would be overwritten. Call job.resume() before training to continue it, pass existing='move' "
-                f"to Job to put it aside, or choose another directory"
+                f"{self.path} already holds a run ({len(contents)} checkpoints and weight files, newest: "
+                f"{contents[0]}), which would be overwritten. Call job.resume() before training to continue it, pass "
+                f"existing='move' to Job to put it aside, or choose another directory"
             )
 
     def _move_aside(self) -> None:
@@ -90,57 +89,60 @@ class RunDir:
         files.replace_file(self.path / "settings.json", text.encode(errors=files.ODD))
 
     def save(
-        self, net: Any, model: bytes, optimizer: bytes, facts: dict[str, Any], replaces: Path | None = None
+        self, net: Any, tensor_files: tuple[bytes, bytes], digest: str, facts: dict[str, Any], replaces: Path | None
     ) -> Path:
-        """One checkpoint, and latest.pdparams (best.pdparams) beside it; the one that it `replaces` is removed."""
-        parts = (model, optimizer, json.dumps(facts, indent=1).encode())
-        best, step = bool(facts["is_best"]), int(facts["step"])
-        written = manifest.write(self.checkpoints, step, dict(zip(manifest.PARTS, parts)), self.keep, best, replaces)
+        """Write a checkpoint, and latest.pdparams (best.pdparams) beside it; remove the one that it `replaces`.
+
+        `tensor_files` are the model's and the optimizer's, `digest` is the SHA-256 of the former, "" if unknown.
+        """
+        parts = dict(zip(manifest.PARTS, (*tensor_files, json.dumps(facts, indent=1).encode())))
+        best, step, digests = bool(facts["is_best"]), int(facts["step"]), {manifest.PARTS[0]: digest}
+        written = manifest.write(self.checkpoints, step, parts, self.keep, best, replaces, digests)
         self._write_weights(net, facts)
         return written
 
     def _write_weights(self, net: Any, facts: dict[str, Any]) -> None:
-        """For other tools, which read no checkpoints: the weights, and the card that says what they mean."""
+        """The weights for other tools, which do not read checkpoints, and the model card that describes them."""
         latest = self.path / "latest.pdparams"
         if facts["card"]:
             files.replace_file(self.path / CARD, files.json_bytes(facts["card"]), CheckpointError)
         files.replace_file(latest, lambda path: paddle.save(net.state_dict(), str(path)), CheckpointError)
         if facts["is_best"]:
-            # A second name of the same file: the next latest.pdparams is a new file, this one stays.
-            files.replace_file(self.path / "best.pdparams", lambda path: _same_file(latest, path), CheckpointError)
+            # A hard link: the next latest.pdparams is a new file, and this one stays.
+            files.replace_file(self.path / "best.pdparams", lambda path: _link_or_copy(latest, path), CheckpointError)
 
     def mend(self, source: Path, net: Any, facts: dict[str, Any]) -> None:
-        """After a resume from the newest checkpoint: redo what a kill right after its rename may have left undone."""
+        """After a resume from the newest checkpoint: finish what a kill right after its rename may have cut off."""
         manifest.link(self.checkpoints, "latest", source)
         if facts["is_best"]:
             manifest.link(self.checkpoints, "best", source)
         self._write_weights(net, facts)
 
     def find(self, source: str) -> tuple[str | None, bool]:
-        """The checkpoint to go on from, and whether it is of this run. `auto`: the newest of this run that verifies, if
-        there is one; else the one that the path names, or the newest of the run there."""
-        there = self.checkpoints if source == "auto" else Path(source) / "checkpoints"
+        """The checkpoint to resume from, and whether it belongs to this run. `auto` is the newest of this run that
+        verifies, if there is one; a path is a checkpoint, or a run, whose newest is taken."""
+        checkpoints = self.checkpoints if source == "auto" else Path(source) / "checkpoints"
         path: Path | None
-        if source != "auto" and not there.is_dir():
+        if source != "auto" and not checkpoints.is_dir():
             path = Path(source)
             if not path.exists():
                 raise CheckpointError(
-                    f"{source} is not there: give a checkpoint's directory, a run's, 'auto' or 'none'"
+                    f"{source} does not exist: give the directory of a checkpoint or of a run, 'auto' or 'none'"
                 )
             manifest.verify(path)
         else:
-            found = manifest.newest(there)
+            found = manifest.newest(checkpoints)
             if found.skipped:
                 log.say(f"skipped {len(found.skipped)} checkpoint(s) that do not verify: {'; '.join(found.skipped)}")
             if source != "auto" and found.path is None:
-                raise CheckpointError(f"{there} holds no checkpoint that verifies")
+                raise CheckpointError(f"{checkpoints} holds no checkpoint that verifies")
             path = found.path
         own = path is not None and path.resolve().parent == self.checkpoints.resolve()
         return (str(path) if path else None), own
 
 
-def _same_file(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)  # of a run that was killed halfway
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)  # left by a kill halfway
     try:
         os.link(source, target)
     except OSError:  # a file system without links
@@ -148,11 +150,11 @@ def _same_file(source: Path, target: Path) -> None:
 
 
 def open_flight(path: Path, world: World) -> Flight:
-    """This rank's flight record in the run's directory, and a link to it where the launcher's logs are."""
+    """This rank's flight record in the run directory, and a link to it beside the launcher's logs."""
     facts = {
         "rank": world.rank,
         "size": world.size,
-        "run": "",  # until the roll call
+        "run": "",  # until the ranks have met
         "host": platform.node(),
         "address": world.host,
         "boot": process.this_host(),
@@ -181,17 +183,17 @@ def open_flight(path: Path, world: World) -> Flight:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What a card said otherwise before; what it did not say at all is an addition, not a difference."""
+    """The entries of a model card that have changed. A new entry is an addition, not a difference."""
     now = json.loads(files.json_bytes(now))
     return [name for name in before if now.get(name) != before[name]]
 
 
 def _shown(before: Any, now: Any) -> str:
-    """What of it, where it has parts with names."""
+    """The changed parts of an entry that is a dictionary."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return ""
-    other = differences(before, now)
-    return f" ({', '.join(f'{name} was {before[name]}, is {now.get(name)}' for name in other)})" if other else ""
+    changed = ", ".join(f"{name} was {before[name]}, is {now.get(name)}" for name in differences(before, now))
+    return f" ({changed})" if changed else ""
 
 
 def restore(
@@ -203,7 +205,7 @@ def restore(
     optimizer: Any,
     parameters: dict[str, Any],
 ) -> dict[str, Any]:
-    """Put a checkpoint's parts into model and optimizer; what remains (state.json) is returned."""
+    """Load a checkpoint's parts into model and optimizer; return the rest of it (state.json)."""
     try:
         facts: dict[str, Any] = json.loads(parts["state.json"])
     except ValueError as failure:
@@ -215,8 +217,8 @@ def restore(
     facts.setdefault("card", {})
     for name in differences(facts["card"], card) if card else ():
         raise CheckpointError(
-            f"{source} was trained with other {name} than now{_shown(facts['card'][name], card.get(name))}: bring the "
-            f"same, or begin a run in another directory"
+            f"{source} was trained with different {name}{_shown(facts['card'][name], card.get(name))}: use the same, "
+            f"or start a run in another directory"
         )
     model = tensors.from_bytes(parts["model.safetensors"], f"{source}/model.safetensors")
     moments = tensors.from_bytes(parts["optimizer.safetensors"], f"{source}/optimizer.safetensors")

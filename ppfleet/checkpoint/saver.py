@@ -1,4 +1,4 @@
-"""Saves a job and brings it back: rank 0 writes and reads, all ranks learn whether it worked and get the same."""
+"""Save and restore a job: rank 0 writes and reads; every rank learns whether it worked and gets the same state."""
 
 from __future__ import annotations
 
@@ -16,39 +16,41 @@ from ppfleet.checkpoint.run_directory import RunDir
 from ppfleet.errors import FleetError
 from ppfleet.training.step import Stepper
 
-_NOT_PROGRESS = ("loops", "assumed")  # what is learnt of the script on the way
+_NOT_PROGRESS = ("loops", "assumed")  # what is learnt about the script on the way
 
 
 class Saver:
-    """Of one model with its optimizer: `net` is the plain one, `parameters` those that the optimizer updates."""
+    """For one model and its optimizer: `net` without DataParallel, `parameters` those that the optimizer updates."""
 
     def __init__(self, run: RunDir, seed: int, net: Any, stepper: Stepper, parameters: dict[str, Any]) -> None:
         self.comm, self.state, self.run, self.seed = stepper.comm, stepper.state, run, seed
         self.net, self.stepper, self.parameters = net, stepper, parameters
         self.best: float | None = None
         self._warned = False
-        self._in_loop: tuple[int, int] | None = None  # the newest checkpoint was saved inside of this epoch and loop
-        self._last: tuple[int, dict[str, int]] | None = None  # the newest checkpoint's step and place
-        self._written: tuple[Path, dict[str, Any]] | None = None  # the newest that this process wrote, and its facts
+        self._in_loop: tuple[int, int] | None = None  # epoch and loop within which the newest checkpoint was saved
+        self._last: tuple[int, dict[str, int]] | None = None  # the newest checkpoint's step and position
+        self._written: tuple[Path, dict[str, Any]] | None = None  # the newest that this process wrote, and its state
         self._start = tensors.schedule_settings(stepper.optimizer._learning_rate)
         self._at_loop_end: dict[str, Any] | None = None  # the schedule's state where the last loop ended
 
     def is_current(self) -> bool:
-        """Whether the newest checkpoint is of this very point."""
+        """Whether the newest checkpoint was saved at exactly this point."""
         return self._last == (self.state.step, self.state.to_save())
 
     def save(self, card: dict[str, Any], mode: str, metrics: dict[str, float], repeat: bool = False) -> None:
-        """`repeat`: a resume does again what follows the loop that has just ended."""
+        """`repeat`: a resume repeats what follows the loop that has just ended."""
         state = self.state
         if mode not in ("max", "min"):
-            raise FleetError(f"mode={mode!r} is neither max nor min")
+            raise FleetError(f"mode must be max or min, got {mode!r}")
         if state.done:
             raise FleetError(
-                f"job.save in the middle of a step ({state.done} of {state.group} batches): save between steps"
+                f"job.save was called within a step ({state.done} of {state.group} accumulated batches): save between "
+                f"steps"
             )
         if state.torn:
             raise FleetError(
-                "job.save after a step that was interrupted halfway: the weights are between two steps; resume instead"
+                "job.save was called after an interrupted optimizer step: the weights are partly updated; call "
+                "job.resume() instead"
             )
         score = next((float(value) for value in metrics.values()), math.nan)
         best = self._is_best(score, mode)
@@ -71,15 +73,15 @@ class Saver:
         log.info(f"saved {written}" + (f", the best so far: {log.number(score)}" if best else ""))
 
     def amend(self) -> None:
-        """Write the newest checkpoint again where the script has gone on since without a step: a learning-rate schedule
-        stepped after job.save, a further loop in an epoch that was taken for over. A resume would go wrong by that."""
+        """Write the newest checkpoint again if the script has changed what it stores without making a step: stepped the
+        learning-rate schedule after job.save, or begun another loop in an epoch that seemed to be over."""
         if self._written is None:
             return
         before, facts = self._written
         if facts["step"] != self.state.step or self.state.done or self.state.torn:
             return
         if self._in_loop and (self._in_loop != (self.state.epoch, self.state.loop) or not self.state.running):
-            return  # what follows that loop is done again after a resume
+            return  # a resume repeats what follows that loop
         now = self._progress(repeat=False)
         if all(facts[name] == value for name, value in now.items() if name not in _NOT_PROGRESS):
             return
@@ -92,12 +94,12 @@ class Saver:
         self._write({**facts, **now}, replaces=before)
 
     def loop_ended(self) -> None:
-        """Or was interrupted: from here the script goes on after a resume."""
+        """It ended or was interrupted: a resume continues the script from here."""
         self._at_loop_end = self._schedule()
 
     def loop_repeated(self) -> None:
-        """A loop that was done before, or the first one after those, begins: what the script has done in between to the
-        schedule is in the checkpoint already."""
+        """A loop that the checkpoint has done already, or the first one after those, begins: the checkpoint has what
+        the script did to the schedule in between."""
         if self._at_loop_end is not None:
             tensors.load_schedule(self.stepper.optimizer, {**self._start, **self._at_loop_end})
 
@@ -105,7 +107,7 @@ class Saver:
         return tensors.schedule_state(self.stepper.optimizer._learning_rate, self._start)
 
     def _progress(self, repeat: bool) -> dict[str, Any]:
-        """How far training is: what changes from one checkpoint to the next."""
+        """How far training has come: what changes from one checkpoint to the next."""
         schedule = self._at_loop_end if self.state.repeats(repeat) else None
         schedule = self._schedule() if schedule is None else schedule
         return {**self.state.facts(repeat), "schedule": schedule}
@@ -119,35 +121,35 @@ class Saver:
         """Rank 0 writes; every rank must be at the same point, with the same weights."""
         self.stepper.exchange.same_buffers()
         where = {name: facts[name] for name in ("epoch", "loop", "position", "step", "schedule")}
-        model = tensors.to_bytes(tensors.model_arrays(self.net))
+        model, digest = tensors.to_bytes(tensors.model_arrays(self.net)), ""
         if not self.comm.world.alone:
-            weights = hashlib.sha256(model).hexdigest()
-            self.comm.check_same("points or weights to save", {**where, "weights": weights})
+            digest = hashlib.sha256(model).hexdigest()
+            self.comm.check_same("training progress or weights to save", {**where, "weights": digest})
 
         def write() -> str:
-            moments = tensors.optimizer_arrays(self.stepper.optimizer, self.parameters)
-            return str(self.run.save(self.net, model, tensors.to_bytes(moments), facts, replaces))
+            moments = tensors.to_bytes(tensors.optimizer_arrays(self.stepper.optimizer, self.parameters))
+            return str(self.run.save(self.net, (model, moments), digest, facts, replaces))
 
-        written = self.comm.on_first(write, "saving of a checkpoint")
+        written = self.comm.on_first(write, "saving a checkpoint")
         self._last = facts["step"], {name: facts[name] for name in ("epoch", "loop", "position")}
         self._written = Path(written), facts
         return written
 
     def restore(self, card: dict[str, Any], source: str) -> tuple[str, bool]:
-        """What it was restored from, empty if there is nothing; and whether that is of this run.
+        """Restore from a checkpoint; its path ("" if there is none), and whether it belongs to this run.
 
-        `source` is auto, none, or a path: rank 0's counts."""
+        `source` is auto, none or a path; rank 0's is used."""
         stepper = self.stepper
-        source = self.comm.on_first(lambda: source, "looking for a checkpoint")
+        source = self.comm.on_first(lambda: source, "finding a checkpoint")
         if source == "none":
             return "", False
-        found, own = self.comm.on_first(lambda: self.run.find(source), "looking for a checkpoint")
+        found, own = self.comm.on_first(lambda: self.run.find(source), "finding a checkpoint")
         if found is None:
-            log.info(f"no checkpoint in {self.run.checkpoints}: starting from scratch")
+            log.info(f"no checkpoint found in {self.run.checkpoints}, starting from scratch")
             return "", False
         parts = {
             name: self.comm.broadcast_bytes(
-                (Path(found) / name).read_bytes() if self.comm.world.first else None, "sending of a checkpoint"
+                (Path(found) / name).read_bytes() if self.comm.world.first else None, "sending a checkpoint"
             )
             for name in manifest.PARTS
         }
@@ -155,11 +157,11 @@ class Saver:
         stepper.precision.restore(facts["scaler"])
         stepper.exchange.remember()
         self.state.restore(facts)
-        self.best = facts["best"] if own else None  # another run's: this directory holds no weights of it
+        self.best = facts["best"] if own else None  # another run's best weights are not in this directory
         self._last, self._written = (self.state.step, self.state.to_save()), None
         self._at_loop_end = facts["schedule"] if self.state.loop else None
         if source == "auto":
-            self.comm.on_first(lambda: self.run.mend(Path(found), self.net, facts), "mending of links")
+            self.comm.on_first(lambda: self.run.mend(Path(found), self.net, facts), "repairing links")
         ranks = f" (written by {facts['ranks']} ranks)" if facts["ranks"] != self.comm.world.size else ""
         log.info(
             f"resumed from {found}{ranks}: epoch {self.state.epoch}, step {self.state.step}, "

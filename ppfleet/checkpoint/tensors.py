@@ -1,4 +1,4 @@
-"""Model and optimizer as plain arrays by structured name, and back. What a checkpoint's two tensor files hold."""
+"""Model and optimizer state as arrays by structured name, and back: the contents of a checkpoint's tensor files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def from_bytes(data: bytes, source: str) -> Arrays:
     try:
         return dict(load(data))
     except SafetensorError as failure:
-        raise CheckpointError(f"{source} is no safetensors file ({failure})") from None
+        raise CheckpointError(f"{source} is not a safetensors file ({failure})") from None
 
 
 def load_file(path: Path) -> Arrays:
@@ -39,17 +39,17 @@ def load_file(path: Path) -> Arrays:
 
 
 def model_arrays(net: Any) -> Arrays:
-    """Parameters and persistent buffers. Half-precision values are written as float32, which loses nothing."""
+    """Parameters and persistent buffers. Half-precision values are stored as float32, which loses nothing."""
     return {name: _array(tensor) for name, tensor in net.state_dict().items()}
 
 
 def fingerprint(net: Any) -> str:
-    """SHA-256 over all weights."""
+    """SHA-256 of all weights: `print(ppfleet.fingerprint(net))` tells whether two models are bitwise equal."""
     return hashlib.sha256(to_bytes(model_arrays(net))).hexdigest()
 
 
 def load_model(net: Any, arrays: Arrays, source: str, strict: bool = True) -> list[str]:
-    """Copy `arrays` into `net`. What does not fit: an error before anything is copied, or left out and returned."""
+    """Copy `arrays` into `net`. What does not fit raises before anything is copied; if not `strict`, it is returned."""
     target = net.state_dict()
     wrong = [f"{name} is missing" for name in target if name not in arrays]
     wrong += [f"{name} is not in the model" for name in arrays if name not in target]
@@ -60,7 +60,9 @@ def load_model(net: Any, arrays: Arrays, source: str, strict: bool = True) -> li
     ]
     if wrong and strict:
         more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise CheckpointError(f"{source} is of another architecture: {'; '.join(wrong[:8])}{more}. Nothing was loaded")
+        raise CheckpointError(
+            f"{source} is for a different architecture: {'; '.join(wrong[:8])}{more}. Nothing was loaded"
+        )
     for name, tensor in target.items():
         if name in arrays and list(arrays[name].shape) == list(tensor.shape):
             _assign(tensor, arrays[name])
@@ -73,7 +75,7 @@ def optimizer_arrays(optimizer: Any, parameters: dict[str, Any]) -> Arrays:
 
 
 def _tensors(optimizer: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer's own tensors. Paddle keys them by generated names, which differ from process to process."""
+    """The optimizer's tensors. Paddle keys them by generated names, which differ between processes."""
     structured = {parameter.name: name for name, parameter in parameters.items()}
     found = {}
     for kind, by_owner in optimizer._accumulators.items():
@@ -86,12 +88,12 @@ def _tensors(optimizer: Any, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_optimizer(optimizer: Any, parameters: dict[str, Any], arrays: Arrays, source: str) -> None:
-    """Create the optimizer's accumulators if it has made no step yet, then fill them."""
+    """Fill the optimizer's accumulators; create them first if it has made no step yet."""
     owners = sorted({name.rpartition("/")[0] for name in arrays})
     unknown = [owner for owner in owners if owner not in parameters]
     if unknown:
         raise CheckpointError(
-            f"{source} holds optimizer state of {', '.join(unknown[:8])}, which the optimizer does not update"
+            f"{source} has optimizer state for {', '.join(unknown[:8])}, which this optimizer does not update"
         )
     # Exactly the stored ones: a parameter that never had a gradient has none.
     create_accumulators(optimizer, [parameters[owner] for owner in owners])
@@ -99,22 +101,22 @@ def load_optimizer(optimizer: Any, parameters: dict[str, Any], arrays: Arrays, s
     missing, extra = sorted(set(tensors) - set(arrays)), sorted(set(arrays) - set(tensors))
     if missing or extra:
         raise CheckpointError(
-            f"{source} was written by another optimizer than {type(optimizer).__name__}: "
-            f"it lacks {', '.join(missing[:4]) or 'nothing'}, and also holds {', '.join(extra[:4]) or 'nothing else'}"
+            f"{source} was written by a different optimizer than {type(optimizer).__name__}: "
+            f"missing {', '.join(missing[:4]) or 'nothing'}, unexpected {', '.join(extra[:4]) or 'nothing'}"
         )
     for name, tensor in tensors.items():
         _assign(tensor, arrays[name])
 
 
 def create_accumulators(optimizer: Any, parameters: list[Any]) -> None:
-    """What the optimizer's first step would do; an accumulator that is there already is left alone."""
+    """Create accumulators as the optimizer's first step would; existing ones are kept."""
     if optimizer.helper is None:  # Paddle 2.6 makes it at the first step
         optimizer.helper = LayerHelper(type(optimizer).__name__)
     optimizer._create_accumulators(paddle.base.framework.default_main_program().global_block(), parameters)
 
 
 def schedule_settings(schedule: Any) -> dict[str, Any]:
-    """The attributes of a learning-rate schedule, and of those it wraps, as plain JSON data; of a plain number, it."""
+    """The attributes of a learning-rate schedule, and of those it wraps, or a plain learning rate, as JSON data."""
     if not isinstance(schedule, LRScheduler):
         return {_RATE: float(schedule)}
     found: dict[str, Any] = {}
@@ -127,14 +129,14 @@ def schedule_settings(schedule: Any) -> dict[str, Any]:
 
 
 def schedule_state(schedule: Any, start: dict[str, Any]) -> dict[str, Any]:
-    """What of a schedule has changed since `start`. Paddle's own state_dict leaves some of it out; and what has not
-    changed is a setting, which a script may change between two runs (more epochs, say)."""
+    """The attributes of a schedule that have changed since `start`. Paddle's own state_dict lacks some of them. One
+    that has not changed is a setting, which a script may alter between two runs (more epochs, for example)."""
     now = schedule_settings(schedule)
     return {name: value for name, value in now.items() if name not in start or start[name] != value}
 
 
 def load_schedule(optimizer: Any, state: dict[str, Any]) -> None:
-    """The opposite of `schedule_state`, for the schedule (or the plain learning rate) of `optimizer`."""
+    """Restore what `schedule_state` returned into the schedule or plain learning rate of `optimizer`."""
     for name, value in state.items():
         *path, last = name.split(".")
         owner = optimizer._learning_rate
@@ -147,8 +149,8 @@ def load_schedule(optimizer: Any, state: dict[str, Any]) -> None:
 
 
 def _encode(value: Any) -> Any:
-    """`value` as JSON data that `_decode` turns back into the same type: ReduceOnPlateau keeps the Tensor it was given,
-    and compares with it in that precision. `_OPAQUE` for what is not plain data (functions, objects)."""
+    """JSON data from which `_decode` restores `value` with its type: ReduceOnPlateau keeps the Tensor it was given and
+    compares in its precision. `_OPAQUE` for what is not plain data (functions, objects)."""
     if isinstance(value, (bool, int, float, str)) or value is None:
         return value
     if isinstance(value, (paddle.Tensor, np.ndarray, np.generic)):

@@ -90,7 +90,7 @@ def test_disk_full(tmp_path, ranks):
             assert [failure[:2] for failure in failures] == [[1, "CheckpointError"]], failures
             message = failures[0][2]
             assert "safetensors: the disk is full" in message and "Earlier checkpoints are untouched" in message
-            assert rank == 0 or "saving of a checkpoint failed on rank 0" in message
+            assert rank == 0 or "saving a checkpoint failed on rank 0" in message
         names = sorted(p.name for p in (disk / "run/checkpoints").iterdir())
         assert names == ["000001-step-4", "000002-step-12", "latest"], names
 
@@ -193,11 +193,12 @@ def test_wrong_architecture(tmp_path, ranks):
     run(train, ranks, tmp_path / "out", str(tmp_path / "run"), 1)
     for kind, message in run_raising(train, ranks, tmp_path / "out", str(tmp_path / "run"), 2, 24):
         assert kind == "CheckpointError", message
-        assert "model.safetensors is of another architecture" in message and "Nothing was loaded" in message
+        assert "model.safetensors is for a different architecture" in message and "Nothing was loaded" in message
         assert "0.weight has shape [16, 16], the model's [16, 24]" in message
     for kind, message in run_raising(train, ranks, tmp_path / "out", str(tmp_path / "run"), 2, 16, True):
         assert (
-            kind == "CheckpointError" and "optimizer.safetensors was written by another optimizer than SGD" in message
+            kind == "CheckpointError"
+            and "optimizer.safetensors was written by a different optimizer than SGD" in message
         )
     assert run(train, ranks, tmp_path / "out", str(tmp_path / "run"), 2)[0]["started"] == 4
 

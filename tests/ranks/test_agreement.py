@@ -293,7 +293,7 @@ def diverges(path):
 
 def test_weights_that_differ_are_never_saved(tmp_path):
     for kind, message in run_raising(diverges, 2, tmp_path / "out", str(tmp_path / "run")):
-        assert kind == "MismatchError" and "different points or weights to save" in message
+        assert kind == "MismatchError" and "different training progress or weights to save" in message
     assert not (tmp_path / "run/checkpoints").exists()
 
 

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from tests.harness import ROOT, environment, free_ports, run, run_raising, watch
+from tests.harness import ROOT, environment, free_ports, run, run_raising
 
 SMALL = ["--device=cpu", "--image-size=32", "--batch-size=16", "--crop=0.6", "--augment=none", "--workers=0"]
 
@@ -290,7 +290,7 @@ def test_a_new_beginning_puts_the_old_run_aside(place):
     assert json.loads((aside / "model.json").read_text())["classes"] == list("0123456789")
     assert {"checkpoints", "latest.pdparams", "best.pdparams"} <= {path.name for path in aside.iterdir()}
     said = call(place, 1, "tools/train.py", "--data-path=letters", f"--resume={aside}", *arguments, code=1)
-    assert "was trained with other classes than now" in said
+    assert "was trained with different classes" in said
 
 
 def test_weights_know_how_their_images_are_prepared(place):
@@ -304,17 +304,10 @@ def test_weights_know_how_their_images_are_prepared(place):
     (place / "lone").mkdir()
     shutil.copy(place / "run/best.pdparams", place / "lone/best.pdparams")
     said = call(place, 1, "tools/export.py", "--pretrained=lone/best.pdparams")
-    assert "no model.json with preprocessing beside lone/best.pdparams: images are prepared for 224x224" in said
+    assert "no model.json with preprocessing settings beside lone/best.pdparams: using 224x224" in said
     (place / "lone/model.json").write_text((place / "run/model.json").read_text().replace('"9"', '"9", "10"'))
     said = call(place, 1, "tools/export.py", "--pretrained=lone/best.pdparams", code=1)
-    assert "tells 10 classes apart, model.json beside it names 11" in said
-
-
-def test_a_bar_under_the_launcher_for_the_person_who_started_it(place):
-    arguments = ["--data-path=data", "--output-dir=seen", "--epochs=1", *SMALL]
-    code, shown = watch(command(2, place / "launch_seen", ROOT / "tools/train.py", *arguments), place)
-    assert code == 0 and re.search(r"epoch: \[1/1\]: 100%\|#+\| 4/4", shown), shown[-3000:]
-    assert "%|" not in (place / "launch_seen/workerlog.0").read_text()
+    assert "has 10 classes, but model.json beside it names 11" in said
 
 
 @pytest.mark.parametrize(
@@ -327,28 +320,33 @@ def test_a_bar_under_the_launcher_for_the_person_who_started_it(place):
         ("train", ["--data-path=data", "--device=tpu"], 1, "error: device must be one of auto, cpu, gpu, got 'tpu'"),
         ("train", ["--data-path=data", "--use-gpu=True"], 1, "error: device='gpu', but "),
         ("train", ["--data-path=data", "--use-gpu=True", "--device=cpu"], 2, "contradict each other"),
-        ("train", ["--data-path=data", "--augment=blur"], 2, "'blur' is neither none nor a list of flip, jitter, rand"),
+        ("train", ["--data-path=data", "--augment=blur"], 2, "expected none or a list of flip, jitter, rand"),
         ("train", ["--data-path=data", "--pretrained=gone.pdparams"], 1, "error: gone.pdparams does not exist"),
         (
             "train",
             ["--data-path=data", "--resume=gone"],
             1,
-            "error: gone is not there: give a checkpoint's directory",
+            "error: gone does not exist: give the directory of a checkpoint",
         ),
-        ("train", ["--data-path=letters", "--resume=run"], 1, "was trained with other classes than now"),
+        ("train", ["--data-path=letters", "--resume=run"], 1, "was trained with different classes"),
         ("train", ["--data-path=broken"], 1, "no image, or a damaged one"),
         (
             "train",
             ["--data-path=data", "--output-dir=run", "--image-size=64"],
             1,
-            "was trained with other preprocess than now (resize_short was 37, is 73, crop was 32, is 64): bring",
+            "was trained with different preprocess (resize_short was 37, is 73, crop was 32, is 64): use",
         ),
-        ("eval", ["--data-path=data"], 1, "error: which weights? give --pretrained=<run>/latest.pdparams"),
+        ("eval", ["--data-path=data"], 1, "error: --pretrained=<run>/latest.pdparams is required"),
         ("eval", ["--data-path=half", "--pretrained=run/best.pdparams"], 1, "that the training set does not know"),
-        ("eval", ["--data-path=half", "--pretrained=bare.pdparams"], 1, "bare.pdparams tells 10 classes apart, not 5"),
-        ("export", [], 2, "which weights?"),
+        (
+            "eval",
+            ["--data-path=half", "--pretrained=bare.pdparams"],
+            1,
+            "bare.pdparams has 10 classes, the data set has 5",
+        ),
+        ("export", [], 2, "--pretrained=<run>/latest.pdparams is required"),
         ("export", ["--pretrained=gone.pdparams"], 1, "error: gone.pdparams does not exist"),
-        ("export", ["--pretrained=data/test/0.png"], 1, "is truncated or no .pdparams file"),
+        ("export", ["--pretrained=data/test/0.png"], 1, "is truncated or not a .pdparams file"),
         (
             "export",
             ["--pretrained=run/best.pdparams", "--save-inference-dir=data/test/0.png"],

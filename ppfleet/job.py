@@ -1,4 +1,4 @@
-"""`Job`: the facade. The loop stays the user's; this keeps what must be right on every rank around it.
+"""`Job`: the facade. The loop stays the user's; `Job` handles what must be right on every rank.
 
 job = ppfleet.Job("output/run1")
 net, sgd = job.prepare(net, sgd)
@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable
 
 import paddle
 from paddle import nn
@@ -30,16 +29,18 @@ from ppfleet.checkpoint.files import disk_message, json_bytes, replace_file
 from ppfleet.checkpoint.saver import Saver
 from ppfleet.checkpoint.settings import DEFAULTS, Settings
 from ppfleet.cpu.tuning import tune
-from ppfleet.data.loader import TRAINING, Collate, Loader, make_loader, seed_everything
-from ppfleet.data.sampler import mix
+from ppfleet.data.create import make_loader
+from ppfleet.data.loader import Loader
+from ppfleet.data.seeding import seed_all
+from ppfleet.data.workers import Collate
 from ppfleet.distributed import devices
 from ppfleet.distributed.collectives import Comm
 from ppfleet.distributed.world import World
-from ppfleet.errors import PREEMPTED, FleetError
-from ppfleet.evaluation.evaluate import SAMPLES, measure
-from ppfleet.evaluation.metrics import Totals
+from ppfleet.errors import FleetError
+from ppfleet.evaluation.evaluate import evaluate
 from ppfleet.export.static_model import agreement, export
 from ppfleet.training.gradients import Exchange
+from ppfleet.training.loop import Loop
 from ppfleet.training.model import (
     batch_norm_statistics,
     describe_optimizer,
@@ -53,24 +54,22 @@ from ppfleet.training.state import TrainingState
 from ppfleet.training.step import ON_NAN, Stepper
 from ppfleet.watchdog.diagnosis import Limits
 
-_END = object()
-
 
 class Job:
     """One training job as this process sees it: alone, or one rank of a launched job.
 
-    directory   the run's: checkpoints/, latest.pdparams, best.pdparams, settings.json, history.jsonl, logs/, …
+    directory   the run directory: checkpoints/, latest.pdparams, best.pdparams, settings.json, history.jsonl, logs/, …
     device      auto, cpu or gpu
     seed        decides initial weights, sample order, augmentation and dropout
-    accumulate  batches whose gradients are summed up for one step of the optimizer
+    accumulate  batches per optimizer step, whose gradients are added up
     amp         O0, O1 or O2, on cards; amp_dtype: float16 (with loss scaling) or bfloat16
-    on_nan      stop: raise on every rank when a loss or gradient is not finite; skip: leave that step out
-    save_every  steps between checkpoints inside an epoch; 0: only where the script says job.save
-    keep        how many checkpoints stay (the best stays besides)
-    existing    what to do if the directory holds a run and job.resume does not continue it: refuse, or move it aside
+    on_nan      if a loss or gradient is not finite: stop (raise on every rank), or skip that step
+    save_every  steps between checkpoints within an epoch; 0: only where the script calls job.save
+    keep        number of checkpoints to keep, besides the best
+    existing    if the directory holds a run that job.resume does not continue: refuse, or move it aside
     log_every   steps between progress lines
-    stall       seconds that a rank may let others wait in a collective before the job is ended (25: gloo aborts at 30)
-    stall_long  the same in sections that may take long: on rank 0 alone (saving, export), and where no work is done
+    stall       seconds that a rank may keep others waiting in a collective before the job is ended (gloo aborts at 30)
+    stall_long  the same for sections that may take long: on rank 0 alone (saving, export), and without any progress
     """
 
     def __init__(
@@ -90,12 +89,12 @@ class Job:
         stall: float = limits.STALL,
         stall_long: float = limits.STALL_LONG,
     ) -> None:
-        least_values = {"accumulate": (accumulate, 1), "keep": (keep, 1), "save_every": (save_every, 0)}
-        for name, (value, least) in {**least_values, "stall": (stall, 1), "stall_long": (stall_long, 1)}.items():
+        at_least = {"accumulate": (accumulate, 1), "keep": (keep, 1), "save_every": (save_every, 0)}
+        for name, (value, least) in {**at_least, "stall": (stall, 1), "stall_long": (stall_long, 1)}.items():
             if value < least:
-                raise FleetError(f"{name}={value}: the least is {least}")
+                raise FleetError(f"{name} must be >= {least}, got {value}")
         if on_nan not in ON_NAN:
-            raise FleetError(f"on_nan={on_nan!r} is none of {', '.join(ON_NAN)}")
+            raise FleetError(f"on_nan must be one of {', '.join(ON_NAN)}, got {on_nan!r}")
         self.world = World.from_env()
         row = devices.select(device)
         self.device = paddle.get_device()
@@ -112,12 +111,10 @@ class Job:
         self.comm.watch.take_sigterm()
         self.precision = Precision(amp, amp_dtype, row)
         self._state = TrainingState()
-        self._epochs = 0  # how many there are to be
-        self._stepper: Stepper | None = None
+        self._loop: Loop | None = None
         self._board: Board | None = None
         self._run = run_directory.RunDir(self.directory, keep, existing)
-        self._owns_directory = False  # whether what it holds is of this run
-        self.comm.on_first(self._run.take, "opening of the run directory")
+        self.comm.on_first(self._run.take, "opening the run directory")
         self.flight.remove_old()
         try:
             log.set_up(self.directory / "logs", self.world.rank)
@@ -125,10 +122,11 @@ class Job:
             raise FleetError(disk_message(failure, self.directory / "logs")) from None
         if self.precision.note:
             log.info(self.precision.note)
-        self._seed_all(0)
-        # What the weights mean (classes, preprocessing …), kept beside them; a resume refuses those of another card.
+        seed_all(seed, 0)
+        # The model card: what the weights mean (classes, preprocessing …). It is stored beside them, and a resume from
+        # weights with another card is refused.
         self.card: dict[str, Any] = {}
-        # What was decided; printed and stored at the first step.
+        # Logged and stored at the first step.
         self.settings = Settings(
             ranks=self.world.size,
             device=row.name,
@@ -142,22 +140,22 @@ class Job:
 
     @property
     def epoch(self) -> int:
-        """The epoch at hand, from 0; after the last one, how many there were."""
+        """The current epoch, from 0; after the last one, the number of epochs."""
         return self._state.epoch
 
     @property
     def best(self) -> float | None:
         """The best score that was saved."""
-        return self._saver.best if self._stepper else None
+        return self._loop.saver.best if self._loop else None
 
     @property
     def step(self) -> int:
-        """Steps of the optimizer since the beginning of training."""
+        """Optimizer steps since the beginning of training."""
         return self._state.step
 
     @property
     def skipped(self) -> int:
-        """Steps left out because a loss or gradient was not finite."""
+        """Steps that were skipped because a loss or gradient was not finite."""
         return self._state.skipped
 
     @property
@@ -172,38 +170,49 @@ class Job:
     def prepare(self, net: Any, optimizer: Any, *, fast_cpu: bool = True) -> tuple[Any, Any]:
         """Make `net` and `optimizer` ready for this job: device, precision, sync-BN, DataParallel.
 
-        All ranks must bring the same parameters and the same settings of the optimizer; rank 0's weights are taken.
-        On a CPU, with `fast_cpu`, layers use ppfleet's own operators where these know what to do (see ppfleet.cpu).
+            net, sgd = job.prepare(net, sgd)
+
+        Parameters and optimizer settings must be the same on all ranks; rank 0's weights are used. On a CPU, with
+        `fast_cpu`, layers use ppfleet's own operators where these support them (see ppfleet.cpu).
         """
-        if self._stepper is not None:
-            raise FleetError("job.prepare was called before: a job trains one model with one optimizer")
+        if self._loop is not None:
+            raise FleetError("job.prepare was called twice: a job trains one model with one optimizer")
         if isinstance(net, paddle.DataParallel):
-            raise FleetError("give job.prepare the plain model: it applies paddle.DataParallel itself")
+            raise FleetError("pass the plain model to job.prepare: it applies paddle.DataParallel itself")
         if self.comm.device.is_accelerator:
             net.to(device=self.device)
             if self.comm.device.has_sync_batch_norm and not self.world.alone:
                 net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
         elif fast_cpu:
-            with self.flight.during("work", "compiling of operators"):
+            with self.flight.during("work", "compiling operators"):
                 self.settings[DEFAULTS]["operators"] = cpu.fast_cpu(net)
         self._parameters = held_parameters(net, optimizer)
         settings = describe_optimizer(optimizer)
         self.comm.check_same("parameters", describe_parameters(self._parameters))
-        self.comm.check_same("settings of the optimizer", settings)
+        self.comm.check_same("optimizer settings", settings)
         self.precision.wrap(net, optimizer)
         statistics = batch_norm_statistics(net)
         if statistics and not self.comm.device.has_sync_batch_norm and not self.world.alone:
             log.info(
-                f"BatchNorm is not synchronised on a {self.comm.device.title}: each rank normalises by its own batch, "
-                f"and the running statistics are averaged"
+                f"BatchNorm is not synchronised on a {self.comm.device.title}: each rank uses its own batch, "
+                f"and running statistics are averaged"
             )
-        self._net = net  # the user's own; what prepare returns may be wrapped
+        self._net = net  # without DataParallel
         wrapped = net if self.world.alone else paddle.DataParallel(net)
         exchange = Exchange(self.comm, self._parameters, statistics, float_buffers(net), cpu.all_finite)
-        self._stepper = Stepper(
+        stepper = Stepper(
             self.comm, self._state, self.precision, exchange, wrapped, optimizer, self.accumulate, self.on_nan
         )
-        self._saver = Saver(self._run, self.seed, net, self._stepper, self._parameters)
+        saver = Saver(self._run, self.seed, net, stepper, self._parameters)
+        self._loop = Loop(
+            stepper,
+            saver,
+            board=lambda: self.board,
+            begin=self._begin_loop,
+            save=lambda repeat: self._save("max", {}, repeat),
+            save_every=self.save_every,
+            log_every=self.log_every,
+        )
         self.settings.update(parameters=sum(int(p.size) for p in self._parameters.values()), optimizer=settings)
         return wrapped, optimizer
 
@@ -217,11 +226,13 @@ class Job:
         workers: int = 0,
         collate: Collate | None = None,
     ) -> Loader:
-        """Batches of `batch_size` a rank, in an order that seed and epoch decide.
+        """Batches of `batch_size` samples per rank, in an order decided by seed and epoch.
 
-        `tail` says what becomes of a last global batch that is not full: "drop" it (the default with shuffle), or
-        "pad" it with a mask (the default without), so that evaluation counts every sample once. `workers` are threads
-        where the data set is a ppfleet.data.threads.ThreadedDataset, else processes; 0 loads in the loop itself.
+            train = job.loader(train_set, batch_size=64, shuffle=True, workers=4)
+
+        `tail` says what to do with an incomplete last global batch: "drop" it (the default with shuffle), or "pad" it
+        with a mask (the default without), so that evaluation counts every sample once. `workers` are threads if the
+        data set is a ppfleet.ThreadedDataset, otherwise processes; 0 loads in the loop itself.
         """
         plan = {
             "batch_size": batch_size,
@@ -239,225 +250,111 @@ class Job:
     # The loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are still to do, of `count` in all."""
-        stepper, state = self._ready("job.epochs"), self._state
-        self._epochs = count
-        if state.epoch >= count:
-            log.info(f"nothing to do: {state.epoch} of {count} epochs are done already")
-        if state.interrupted:  # the loop before, in this process: a notebook's cell is run again
-            self._saver.loop_ended()
-            stepper.drop_batch()
-        try:
-            for epoch in range(state.epoch, count):
-                state.enter_epoch(epoch)
-                self._tell_watchdog()
-                self._seed_all(epoch)
-                yield epoch
-                state.leave_epoch()
-                self._saver.amend()
-        finally:
-            state.leave_epochs()
-            self._tell_watchdog()
+        """The epochs that remain, of `count` in all: `for epoch in job.epochs(90):`"""
+        return self._ready("job.epochs").epochs(count)
 
     def steps(self, loader: Loader) -> Iterator[Any]:
-        """The batches of this epoch that are still to do, with progress, checkpoints and generators seeded for each.
+        """The batches that remain of this epoch: `for images, labels in job.steps(train):`
 
-        An epoch of job.epochs may have several such loops. After a resume in the middle of one, those before it are
-        skipped; what the script does between them is run again.
+        Around them: progress, checkpoints, and generators seeded for each batch. An epoch of job.epochs may have
+        several such loops. After a resume in the middle of one, those before it are skipped; what the script does
+        between them runs again.
         """
-        stepper, state = self._ready("job.steps"), self._state
-        if not self._begin_loop(loader, stepper):
-            return
-        left = loader.steps_left
-        label = f"epoch: [{state.epoch + 1}/{self._epochs or '?'}]"
-        progress = log.Progress(label, left, loader.plan.global_batch, self.log_every, self.world.first)
-        batches, depth = iter(loader), len(self.flight.open)
-        try:
-            while (batch := self._next_batch(batches, progress)) is not _END:
-                state.ahead = loader.position
-                stepper.begin(loader, left)
-                self._seed_all(state.order_key, state.ahead, self.world.rank + 1)
-                entry = self.flight.enter("step", f"step {state.step + 1}", str(state))
-                yield batch
-                self.flight.leave(entry)
-                stepper.end()
-                left = None if left is None else left - 1
-                self._end_batch(loader, progress)
-            state.end_loop()
-            self._saver.loop_ended()
-        finally:
-            progress.close()
-            stepper.abandon()
-            self.flight.unwind(depth)
-            if state.running:
-                state.leave_loop()
-            self._tell_watchdog()
-
-    def _begin_loop(self, loader: Loader, stepper: Stepper) -> bool:
-        """Check and announce a loop over `loader`; false if a checkpoint says that it is done."""
-        state = self._state
-        if not isinstance(loader, Loader):
-            raise FleetError(f"job.steps takes what job.loader returns, not a {type(loader).__name__}")
-        if not stepper.called:
-            raise FleetError("job.steps inside of another job.steps: a job goes over one training set at a time")
-        if loader.steps_left is None and self.accumulate > 1:
-            raise FleetError(
-                "accumulate needs a data set with a length: a stream's last step cannot be known in advance"
-            )
-        self._own_directory()
-        begins = state.begin_loop({"samples": loader.plan.length, "shuffle": loader.plan.shuffle})
-        if state.repeats_loop:
-            self._saver.loop_repeated()
-        if begins:
-            state.repeats_loop = False
-            if state.doubt:
-                log.info(state.doubt)
-            self._saver.amend()
-            loader.begin(state.order_key, state.position, TRAINING)
-            if self.settings.agree(self.comm, self._run, loader, self.accumulate) and self.world.first:
-                self.board.begin(self.step, self.world.size)
-            self._tell_watchdog()
-        return begins
-
-    def _next_batch(self, batches: Iterator[Any], progress: log.Progress) -> Any:
-        asked = time.perf_counter()
-        with self.flight.during("data", "next batch"):
-            batch = next(batches, _END)
-        if batch is not _END:
-            progress.waited(time.perf_counter() - asked)
-        return batch
-
-    def _end_batch(self, loader: Loader, progress: log.Progress) -> None:
-        """What may be due between two batches: a line, a checkpoint, the end."""
-        state = self._state
-        if progress.step() and self.world.first:
-            self._report(loader, progress)
-        self._saver.amend()
-        if state.done:
-            return
-        if self.save_every and state.step % self.save_every == 0:
-            self.save()
-        if state.preempted:
-            self._preempt()
-
-    def _tell_watchdog(self) -> None:
-        """What it must know when SIGTERM comes: is there a step boundary ahead, is there something to save?"""
-        self.comm.watch.in_loop = self._state.running or self._state.in_epochs
-        self.comm.watch.unsaved = self._state.unsaved
-
-    def _preempt(self) -> NoReturn:
-        """All ranks are here, after the same step: one checkpoint, and the end."""
-        if not self._saver.is_current():
-            self.save()
-        self._end_preempted()
-
-    def _end_preempted(self) -> NoReturn:
-        text = f"ending after SIGTERM: saved at step {self.step}; the same command goes on from there"
-        log.info(f"{text} (exit code {PREEMPTED})")
-        if self._board is not None:
-            self._board.close()
-        self.comm.watch.preempted(text)
+        return self._ready("job.steps").steps(loader)
 
     def backward(self, loss: Any) -> None:
-        """Backward pass of this batch, and with the last batch of a step: exchange, checks, optimizer step."""
-        self._ready("job.backward").backward(loss)
-        self._tell_watchdog()
+        """Backward pass of this batch; after the last batch of a step also exchange, checks and optimizer step.
 
-    def _report(self, loader: Loader, progress: log.Progress) -> None:
-        stepper = self._ready("this")
-        later = (
-            (self._epochs - self.epoch - 1) * len(loader) if self._epochs and loader.steps_left is not None else None
-        )
-        values = {"loss": stepper.loss, "lr": float(stepper.optimizer.get_lr())}
-        costs = progress.line(values, later)
-        self.board.add(self.step, {f"train/{name}": value for name, value in {**values, **costs}.items()})
+        job.backward(F.cross_entropy(net(images), labels))
+        """
+        loop = self._ready("job.backward")
+        loop.stepper.backward(loss)
+        loop.tell_watchdog()
+
+    def _begin_loop(self, loader: Loader) -> None:
+        if self.settings.agree(self.comm, self._run, loader, self.accumulate) and self.world.first:
+            self.board.begin(self.step, self.world.size)
 
     # Evaluation
 
     def evaluate(self, net: Any, loader: Loader, **metrics: Callable[..., Any]) -> dict[str, float]:
-        """The mean of each metric over every sample of `loader` once, on any number of ranks, and how many they were.
+        """The mean of each metric over every sample of `loader` once, on any number of ranks, and the sample count.
 
-        A batch is `(input, *targets)`; a metric takes `(net(input), *targets)` and gives one value per sample.
+            scores = job.evaluate(net, val, top1=ppfleet.metrics.top1)   # {"top1": 0.98, "samples": 360}
+
+        A batch is `(input, *targets)`; a metric takes `(net(input), *targets)` and returns one value per sample.
         """
         if not metrics:
-            raise FleetError(
-                "job.evaluate needs at least one metric: job.evaluate(net, val, top1=ppfleet.evaluation.metrics.top1)"
-            )
+            raise FleetError("job.evaluate needs a metric: job.evaluate(net, val, top1=ppfleet.metrics.top1)")
         model = unwrap(net)
         self._same_buffers(model)
         with self.flight.during("evaluate", "evaluation"):
-            totals = measure(model, loader, metrics, self.world.first, self.comm)
-            everybodys = self.comm.gather(totals.to_json() if totals else None, "evaluation")
-        if None in everybodys:
-            self._preempt_evaluation()
-        whole = Totals.merged(everybodys)
-        scores: dict[str, float] = {**whole.means(), SAMPLES: round(whole.total(SAMPLES))}
+            scores = evaluate(model, loader, metrics, self.comm)
+        if scores is None:
+            if self._loop is not None:
+                self._loop.preempt_evaluation()
+            self.comm.watch.preempted("SIGTERM in an evaluation")
         log.info("eval: " + ", ".join(f"{name}: {log.number(value)}" for name, value in scores.items()))
         if self.world.first:
             self.board.add(self.step, {f"eval/{name}": value for name, value in scores.items()})
         return scores
 
-    def _preempt_evaluation(self) -> NoReturn:
-        """Some rank was asked to end, and all know it. Nothing of this evaluation counts; one after an epoch is made
-        again after the resume, by a loop over steps of which none is left."""
-        state = self._state
-        if state.unsaved and not state.done and not state.torn:
-            self._save("max", {}, repeat=True)
-            self._end_preempted()
-        self.comm.watch.preempted("SIGTERM in an evaluation")
-
     # Checkpoints and export
 
     def save(self, *, mode: str = "max", **metrics: float) -> None:
-        """Write a checkpoint (rank 0; all ranks learn whether it worked) and latest.pdparams.
+        """Write a checkpoint and latest.pdparams (rank 0; every rank learns whether it worked).
 
-        The first metric decides which is best: `mode` says whether larger ("max") or smaller ("min") is better.
+            job.save(**job.evaluate(net, val, top1=metrics.top1))
+
+        The first metric decides which checkpoint is best; `mode` says whether larger ("max") or smaller ("min") is.
         """
-        self._ready("job.save")
-        self._own_directory()
+        self._ready("job.save").saver.own_directory()
         self._save(mode, metrics)
 
     def _save(self, mode: str, metrics: dict[str, float], repeat: bool = False) -> None:
+        loop = self._ready("job.save")
         with self.flight.during("save", "saving"):
-            self._saver.save(self.card, mode, metrics, repeat)
-        self._tell_watchdog()
+            loop.saver.save(self.card, mode, metrics, repeat)
+        loop.tell_watchdog()
 
     def resume(self, source: str | Path = "auto") -> bool:
-        """Go on from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
+        """Resume from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
 
-        "auto" takes the newest of this run that verifies, if there is one; "none" starts from scratch; a path takes
-        that checkpoint, or the newest of that run. Without a call, or with "none", a directory that holds a run is
+        "auto" uses the newest of this run that verifies, if there is one; "none" starts from scratch; a path is a
+        checkpoint, or a run, whose newest is used. Without a call, or with "none", a directory that holds a run is
         refused at the first step: see `existing`.
         """
-        self._ready("job.resume")
-        found, own = self._saver.restore(self.card, str(source))
-        self._owns_directory = own
-        if found:
+        path = self._ready("job.resume").saver.restore(self.card, str(source))
+        if path:
             self.flight.step = self.step
-            self.flight.mark("resumed", f"{found}: epoch {self.epoch}, step {self.step}")
-        return bool(found)
+            self.flight.mark("resumed", f"{path}: epoch {self.epoch}, step {self.step}")
+        return bool(path)
 
     def load(self, path: str | Path, strict: bool = True) -> list[str]:
-        """Weights from a `.pdparams` or `.safetensors` file into the model: before fine-tuning, or to evaluate.
+        """Load weights from a `.pdparams` or `.safetensors` file into the model, for fine-tuning or evaluation.
 
-        With strict=False what is missing or of another shape is left out, said, and returned.
+            job.load("pretrained.pdparams", strict=False)
+
+        With strict=False tensors that are missing or have another shape are skipped, logged and returned.
         """
-        stepper = self._ready("job.load")
+        stepper = self._ready("job.load").stepper
         path = Path(path)
         arrays = tensors.load_file(path) if path.suffix == ".safetensors" else pdparams.load(path)
-        left_out = tensors.load_model(self._net, arrays, str(path), strict)
-        # Each rank read its own host's file: they must have been the same.
+        skipped = tensors.load_model(self._net, arrays, str(path), strict)
+        # Each rank read its own host's file, which must be the same.
         self.comm.check_same(f"weights in {path.name}", {"sha256": tensors.fingerprint(self._net)})
         stepper.exchange.remember()
-        if left_out:
-            log.info(f"{path}: left out: " + "; ".join(left_out))
-        return left_out
+        if skipped:
+            log.info(f"{path}: skipped: " + "; ".join(skipped))
+        return skipped
 
     def export(self, net: Any, spec: Any, directory: str | Path | None = None, **stamp: Any) -> dict[str, Any]:
-        """Write the static model for inference (rank 0; all ranks learn whether it worked) and return its stamp.
+        """Write the static model for inference (rank 0; every rank learns whether it worked); return its export.json.
 
-        `spec` is `[None, 3, 224, 224]` or a list of `InputSpec`; `stamp` adds to export.json: classes, preprocessing.
-        `formats=("paddle", "pdmodel", "onnx")` among it asks for more than Paddle's own form (see ppfleet/export/).
+            job.export(net, [None, 3, 224, 224], formats=("paddle", "onnx"), classes=classes)
+
+        `spec` is a shape or a list of `InputSpec`. `stamp` is added to export.json (classes, preprocessing …); only
+        `formats` selects some of "paddle", "pdmodel" and "onnx" (see ppfleet/export/).
         """
         target = Path(directory) if directory is not None else self.directory / "export"
         model = unwrap(net)
@@ -469,12 +366,12 @@ class Job:
         return facts
 
     def write_json(self, path: str | Path, facts: dict[str, Any]) -> None:
-        """Write a JSON file whole or not at all (rank 0; all ranks learn whether it worked)."""
+        """Write a JSON file atomically (rank 0; every rank learns whether it worked)."""
         path = Path(path)
-        self.comm.on_first(lambda: replace_file(path, json_bytes(facts)), f"writing of {path.name}")
+        self.comm.on_first(lambda: replace_file(path, json_bytes(facts)), f"writing {path.name}")
 
     def close(self) -> None:
-        """Flush the scalars and let other jobs write to the directory. The end of the process does this too."""
+        """Flush the logged values and unlock the directory. The end of the process does this too."""
         if self._board is not None:
             self._board.close()
         self._run.release()
@@ -483,30 +380,19 @@ class Job:
 
     # Details
 
-    def _own_directory(self) -> None:
-        if not self._owns_directory:
-            self.comm.on_first(self._run.refuse_other, "check of the run directory")
-            self._owns_directory = True
-
     def _same_buffers(self, model: Any) -> None:
-        if self._stepper is not None and model is self._net:
-            self._stepper.exchange.same_buffers()
+        if self._loop is not None and model is self._net:
+            self._loop.stepper.exchange.same_buffers()
 
-    def _seed_all(self, *where: int) -> None:
-        """Randomness is derived from the place in training, not carried along: so it is the same after a resume."""
-        number = mix(self.seed, *where)
-        seed_everything(number)
-        paddle.seed(number >> 33)
-
-    def _ready(self, what: str) -> Stepper:
-        if self._stepper is None:
-            raise FleetError(f"{what} needs a model: call job.prepare(net, optimizer) first")
-        return self._stepper
+    def _ready(self, method: str) -> Loop:
+        if self._loop is None:
+            raise FleetError(f"{method} needs a model: call job.prepare(net, optimizer) first")
+        return self._loop
 
 
 def _crash_at_once() -> None:
-    """Paddle's own handler of SIGSEGV and the like may wait for a lock for ever, and the process with it. Python's
-    shows the Python stacks, and lets it die."""
+    """Paddle's own handler of SIGSEGV and the like may wait for a lock forever. Python's prints the Python stacks and
+    lets the process die."""
     paddle.disable_signal_handler()
     if not faulthandler.is_enabled():
         with contextlib.suppress(AttributeError, ValueError, RuntimeError, OSError):  # a notebook has no real stderr

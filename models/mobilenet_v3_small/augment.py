@@ -1,6 +1,6 @@
-"""What training does to an image: crop, flip, colour jitter or RandAugment. OpenCV on 8-bit RGB.
+"""Augmentation for training: crop, flip, colour jitter, RandAugment. OpenCV on 8-bit RGB.
 
-All chance comes from a generator that the loader seeds for each sample: the same picture comes out on any number of
+Random numbers come from a generator that the loader seeds for each sample: the result is the same on any number of
 ranks and threads, and after a resume.
 """
 
@@ -16,15 +16,15 @@ import numpy as np
 from deploy.inference_python.preprocess import Image, resize
 
 if TYPE_CHECKING:
-    from models.mobilenet_v3_small.unread import Unread
+    from models.mobilenet_v3_small.partial_jpeg import PartialImage
     from ppfleet.data.threads import Chance
 
-STEPS = ("flip", "jitter", "rand")  # what --augment may list, in the order of application
-_GREY = (124, 116, 104)  # ImageNet's mean colour, where a turned image leaves its corners empty
+STEPS = ("flip", "jitter", "rand")  # the choices of --augment, in the order in which they are applied
+_GREY = (124, 116, 104)  # ImageNet's mean colour fills the corners of a rotated image
 
 
-def augment(image: Image | Unread, size: int, smallest: float, steps: Sequence[str], chance: Chance) -> Image:
-    """A random part of the image (`smallest`: the least share of its area) at `size` x `size`, then the steps."""
+def augment(image: Image | PartialImage, size: int, smallest: float, steps: Sequence[str], chance: Chance) -> Image:
+    """A random crop (at least the share `smallest` of the area) resized to `size` x `size`, then the steps."""
     part = random_crop(image, size, smallest, chance)
     if "flip" in steps and chance.random() < 0.5:
         part = cv2.flip(part, 1)
@@ -35,7 +35,7 @@ def augment(image: Image | Unread, size: int, smallest: float, steps: Sequence[s
     return part
 
 
-def random_crop(image: Image | Unread, size: int, smallest: float, chance: Chance) -> Image:
+def random_crop(image: Image | PartialImage, size: int, smallest: float, chance: Chance) -> Image:
     height, width = image.shape[:2]
     for _ in range(10):
         area = chance.uniform(smallest, 1) * height * width
@@ -43,7 +43,7 @@ def random_crop(image: Image | Unread, size: int, smallest: float, chance: Chanc
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             break
-    else:  # a very long image: its largest part of a bearable shape
+    else:  # a very long image: the largest part with an acceptable aspect ratio
         w, h = min(width, max(1, round(height * 4 / 3))), min(height, max(1, round(width * 4 / 3)))
     top, left = chance.randint(0, height - h), chance.randint(0, width - w)
     return resize(image[top : top + h, left : left + w], size, size)
@@ -59,7 +59,7 @@ def jitter(image: Image, chance: Chance, strength: float = 0.4) -> Image:
 
 
 def rand_augment(image: Image, chance: Chance, count: int = 2, magnitude: float = 0.9) -> Image:
-    """`count` changes drawn at random, each at `magnitude` of its range (arXiv 1909.13719), in a random direction."""
+    """`count` random changes, each at `magnitude` of its range (arXiv 1909.13719), in a random direction."""
     for change, largest in chance.choices(_CHANGES, k=count):
         image = change(image, magnitude * largest * chance.choice((-1, 1)))
     return image

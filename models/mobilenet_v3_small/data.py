@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from deploy.inference_python import preprocess
 from models.mobilenet_v3_small.augment import augment
-from models.mobilenet_v3_small.unread import Unread
+from models.mobilenet_v3_small.partial_jpeg import PartialImage
 from ppfleet import log
 from ppfleet.cpu.pixels import ToPlanes
 from ppfleet.data.threads import Array, Chance, ThreadedDataset
@@ -25,15 +25,15 @@ from ppfleet.errors import DataError
 Sample = tuple[str, int]  # path and label
 _SHOWN = 50  # bad images that are named one by one
 
-LAYOUT = """expected is one of:
+LAYOUT = """expected one of:
   {0}/train/<class>/*.jpg    and  {0}/val/<class>/*.jpg    (a class may be empty)
   {0}/train_list.txt         and  {0}/val_list.txt         (lines `path label`, paths from {0})
-`python tools/lite_data.py {0}` makes a small one of handwritten digits"""
+`python tools/lite_data.py {0}` creates a small one of handwritten digits"""
 
 
 @dataclass(frozen=True)
 class Files:
-    """What a data directory holds. `train` is empty where only `val` was asked for."""
+    """The contents of a data directory. `train` is empty if only `val` was requested."""
 
     classes: list[str]
     train: list[Sample]
@@ -41,13 +41,13 @@ class Files:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all names and labels: two hosts with different files differ in it."""
+        """A hash of all names and labels, to compare hosts."""
         names = "\n".join(f"{Path(path).name} {label}" for path, label in [*self.train, *self.val])
         return hashlib.sha256("\n".join([*self.classes, names]).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def find(root: str | Path, only_val: bool = False, classes: list[str] | None = None) -> Files:
-    """The samples below `root`; `classes` are those of a trained model, else the data say which there are."""
+    """The samples below `root`; `classes` are those of a trained model, otherwise they come from the data."""
     try:
         files = _find(Path(root), only_val, classes)
     except OSError as failure:
@@ -58,20 +58,20 @@ def find(root: str | Path, only_val: bool = False, classes: list[str] | None = N
 def _not_empty(files: Files, root: str | Path, only_val: bool = False) -> Files:
     for split in ("val",) if only_val else ("train", "val"):
         if not getattr(files, split):
-            raise DataError(f"there are no images in the {split} set of {root}; {LAYOUT.format(root)}")
+            raise DataError(f"no images found in the {split} set of {root}; {LAYOUT.format(root)}")
     return files
 
 
 def _find(root: Path, only_val: bool, classes: list[str] | None) -> Files:
     if not root.is_dir():
-        raise DataError(f"there is no data set at {root}; {LAYOUT.format(root)}")
+        raise DataError(f"no data set found at {root}; {LAYOUT.format(root)}")
     by_list = (root / "val_list.txt").is_file()
     needed = ["val"] if only_val else ["train", "val"]
     for split in needed:
         if not (root / f"{split}_list.txt").is_file() if by_list else not (root / split).is_dir():
             found = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
             raise DataError(
-                f"{root} has no {split}{'_list.txt' if by_list else '/'} (it holds {found}); {LAYOUT.format(root)}"
+                f"{root} has no {split}{'_list.txt' if by_list else '/'} (it contains {found}); {LAYOUT.format(root)}"
             )
     return (_from_lists if by_list else _from_folders)(root, needed, classes)
 
@@ -85,7 +85,7 @@ def _from_folders(root: Path, needed: list[str], classes: list[str] | None) -> F
         if unknown:
             common = len(present[split]) - len(unknown)
             raise DataError(
-                f"{root}/{split} has {len(unknown)} class(es) that the training set does not know "
+                f"{root}/{split} has {len(unknown)} class(es) that are not in the training set "
                 f"({', '.join(unknown[:5])}), {common or 'none'} in common; {LAYOUT.format(root)}"
             )
     samples = {
@@ -100,7 +100,7 @@ def _from_lists(root: Path, needed: list[str], classes: list[str] | None) -> Fil
     used = 1 + max((label for split in needed for _, label in samples[split]), default=-1)
     named = _class_names(root / "label_list.txt")
     if classes and named and classes != named:
-        raise DataError(f"{root}/label_list.txt names other classes than the weights were trained for")
+        raise DataError(f"{root}/label_list.txt names different classes than the weights were trained on")
     classes = classes or named or [str(number) for number in range(used)]
     if used > len(classes):
         raise DataError(f"{root}: label {used - 1} is used, but there are {len(classes)} classes (labels start at 0)")
@@ -125,36 +125,36 @@ def _listed(root: Path, path: Path) -> list[Sample]:
         if not line.strip():
             continue
         if not name or not (label.isascii() and label.isdecimal()):
-            raise DataError(f"{path}:{number}: {line.strip()[:80]!r} is not `path label`, with a label from 0 up")
+            raise DataError(f"{path}:{number}: {line.strip()[:80]!r} is not `path label` with a label >= 0")
         samples.append((str(root / name.strip()), int(label)))
     return samples
 
 
 def _class_names(path: Path) -> list[str] | None:
-    """`label_list.txt` as PaddleClas has it: `number name`, one line a class."""
+    """`label_list.txt` in the form of PaddleClas: `number name`, one line per class."""
     if not path.is_file():
         return None
     names = [line.strip().partition(" ") for line in _lines(path) if line.strip()]
     if [number for number, _, _ in names] != [str(number) for number in range(len(names))]:
-        raise DataError(f"{path}: expected is `number name` on each line, numbers from 0 up in order")
+        raise DataError(f"{path}: expected `number name` on each line, with numbers 0, 1, 2 …")
     return [name.strip() or number for number, _, name in names]
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()  # some editors begin with a mark
+        return path.read_text(encoding="utf-8-sig").splitlines()  # some editors write a byte order mark
     except UnicodeDecodeError as failure:
         raise DataError(f"cannot read {path}: {failure}") from None
 
 
 class Images(ThreadedDataset):
-    """`(image, label)`: prepared as evaluation and deployment do, or augmented for training."""
+    """`(image, label)`: preprocessed as in evaluation and deployment, or augmented for training."""
 
     def __init__(
         self, samples: Sequence[Sample], how: dict[str, Any], crop: float = 0, steps: Sequence[str] = ()
     ) -> None:
-        """`how` is preprocess.settings(...). With `crop`, the least share of an image's area, it is a training set."""
-        cv2.setNumThreads(0)  # the loader's threads are enough; those of OpenCV's own do not survive a fork
+        """`how` is preprocess.settings(...). With `crop`, the smallest share of an area, it is a training set."""
+        cv2.setNumThreads(0)  # the loader has threads; OpenCV's own do not survive a fork
         self.samples, self.how, self.crop, self.steps = samples, how, crop, steps
         self.fields = [((3, how["crop"], how["crop"]), np.float32), ((), np.int64)]
         self._to_planes = ToPlanes(how["mean"], how["std"])
@@ -167,23 +167,23 @@ class Images(ThreadedDataset):
         path, target[...] = self.samples[index]
         try:
             if self.crop:
-                image = augment(Unread(path), self.how["crop"], self.crop, self.steps, chance)
+                image = augment(PartialImage(path), self.how["crop"], self.crop, self.steps, chance)
                 if not self._to_planes(image, planes):
                     preprocess.normalise(image, self.how["mean"], self.how["std"], planes)
             else:
                 preprocess.prepare(path, self.how, planes)
         except preprocess.BadImage as failure:
-            raise DataError(f"{failure} (--skip-bad-images leaves such images out)") from None
+            raise DataError(f"{failure} (use --skip-bad-images to leave such images out)") from None
 
 
 def without_unreadable(files: Files, job: Any, root: str) -> Files:
-    """The same without the images that cannot be decoded: all are tried, each rank takes its share."""
+    """`files` without the images that cannot be decoded. All are tried, each rank taking its share."""
     everything = [path for path, _ in [*files.train, *files.val]]
     threads = max(1, (os.cpu_count() or 1) // job.world.local_size)  # OpenCV decodes without the GIL
     places = range(job.world.rank, len(everything), job.world.size)
     found = []  # by place in the list: paths may differ from host to host
     with ThreadPoolExecutor(threads) as pool:
-        bar = tqdm(desc="looking for bad images", total=len(places), disable=not job.world.first)
+        bar = tqdm(desc="checking images", total=len(places), disable=not job.world.first)
         for start in range(0, len(places), 1000):
             part = places[start : start + 1000]
             complaints = pool.map(_complaint, [everything[place] for place in part])

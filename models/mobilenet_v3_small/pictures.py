@@ -1,4 +1,4 @@
-"""Pictures for a person: what the network is shown, one image, and which classes are taken for which."""
+"""Pictures for people: input images, thumbnails, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ppfleet.evaluation.confusion import Seen
 
 Image = np.ndarray[Any, Any]
 _MOST = 1200  # pixels of a side
-_NAMED = 40  # classes up to which names fit beside the matrix
-_COUNTED = 2000  # classes up to which it is drawn at all
+_NAMED = 40  # up to so many classes names fit beside the matrix
+_COUNTED = 2000  # up to so many classes it is drawn at all
 
 
 def inputs(images: Any, how: dict[str, Any], count: int = 8) -> Image:
-    """The first images of a batch side by side, as they were before normalisation."""
+    """The first images of a batch side by side, without normalisation."""
     planes = np.asarray(images[:count].astype("float32"))
     mean, std = (np.array(how[name], np.float32).reshape(1, 3, 1, 1) for name in ("mean", "std"))
     pixels = np.clip((planes * std + mean) * 255, 0, 255).round().astype(np.uint8)
@@ -25,12 +25,12 @@ def inputs(images: Any, how: dict[str, Any], count: int = 8) -> Image:
 
 
 def thumbnail(path: str, side: int = 112) -> bytes:
-    """An image as a small JPEG, its longer side that long; nothing where it cannot be read any more."""
+    """An image as a small JPEG with its longer side `side` pixels long; empty if it cannot be read."""
     try:
         image = preprocess.read(path)
         scale = side / max(image.shape[:2])
         size = [max(1, round(length * scale)) for length in image.shape[1::-1]]
-        if scale > 1:  # of a small image each pixel is seen
+        if scale > 1:  # enlarge a small image so that its pixels are visible
             image = cv2.resize(image, size, interpolation=cv2.INTER_NEAREST)
         else:
             image = preprocess.resize(image, *size)
@@ -40,8 +40,8 @@ def thumbnail(path: str, side: int = 112) -> bytes:
 
 
 def confusion(seen: Seen) -> Image | None:
-    """The matrix, each row in shades of blue by the share of its class, few classes with names and figures. None where
-    it would be too large."""
+    """The matrix, each row shaded by the share of its class, with names and counts if there are few classes. None if it
+    would be too large."""
     size, classes = len(seen.classes), seen.classes
     if size > _COUNTED:
         return None
@@ -60,7 +60,7 @@ def confusion(seen: Seen) -> Image | None:
                 ink = (255, 255, 255) if shares[row, column] > 0.5 else (0, 0, 0)
                 _write(image, str(counts[row, column]), margin + column * cell, margin + (row + 1) * cell, ink)
         _write(image, classes[row][:16], 0, margin + (row + 1) * cell, (0, 0, 0))
-    names = np.full((image.shape[1], margin, 3), 255, np.uint8)  # of the columns, upright once it is turned
+    names = np.full((image.shape[1], margin, 3), 255, np.uint8)  # of the columns; rotated below
     for column in range(size):
         _write(names, classes[column][:16], 0, margin + (column + 1) * cell - cell // 4, (0, 0, 0))
     image[:margin] = np.rot90(names)

@@ -1,4 +1,4 @@
-"""How MobileNetV3-small is trained: optimizer, learning-rate rule, loss, and what is measured."""
+"""How MobileNetV3-small is trained: optimizer, learning-rate rule, loss and metrics."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MEASURED: dict[str, Callable[..., Any]] = {"top5": metrics.top5, "loss": metrics
 
 
 class Schedule(paddle.optimizer.lr.LambdaDecay):
-    """Linear warm-up, then a cosine down to 0, batch by batch.
+    """Linear warm-up, then cosine decay to 0, updated for each batch.
 
-    The peak is `lr` x global batch / 256: a larger batch takes fewer steps, so each may be larger in proportion.
+    The peak is `lr` x global batch / 256: with a larger batch there are fewer steps, so each may be larger.
     """
 
     def __init__(self, lr: float, global_batch: int, epochs: int, steps: int) -> None:
@@ -33,8 +33,8 @@ class Schedule(paddle.optimizer.lr.LambdaDecay):
         super().__init__(peak, lambda step: _factor(step, warm, total))
 
     def follow(self, epoch: int, loader: Any) -> None:
-        """The rate for the batch in hand, from its place in training: after a resume with another batch size or number
-        of ranks a count of steps would be wrong."""
+        """Set the rate for the current batch from its position in training: after a resume with another batch size or
+        number of ranks a step count would be wrong."""
         self.step(epoch * len(loader) + loader.position / loader.plan.global_batch - 1)
 
 

@@ -26,12 +26,19 @@ class Saver:
         self.comm, self.state, self.run, self.seed = stepper.comm, stepper.state, run, seed
         self.net, self.stepper, self.parameters = net, stepper, parameters
         self.best: float | None = None
+        self._owns_directory = False  # whether the run directory's contents belong to this run
         self._warned = False
         self._in_loop: tuple[int, int] | None = None  # epoch and loop within which the newest checkpoint was saved
         self._last: tuple[int, dict[str, int]] | None = None  # the newest checkpoint's step and position
         self._written: tuple[Path, dict[str, Any]] | None = None  # the newest that this process wrote, and its state
         self._start = tensors.schedule_settings(stepper.optimizer._learning_rate)
         self._at_loop_end: dict[str, Any] | None = None  # the schedule's state where the last loop ended
+
+    def own_directory(self) -> None:
+        """Before the first step or save: refuse a directory that holds another run."""
+        if not self._owns_directory:
+            self.comm.on_first(self.run.refuse_other, "checking the run directory")
+            self._owns_directory = True
 
     def is_current(self) -> bool:
         """Whether the newest checkpoint was saved at exactly this point."""
@@ -135,18 +142,18 @@ class Saver:
         self._written = Path(written), facts
         return written
 
-    def restore(self, card: dict[str, Any], source: str) -> tuple[str, bool]:
-        """Restore from a checkpoint; its path ("" if there is none), and whether it belongs to this run.
+    def restore(self, card: dict[str, Any], source: str) -> str:
+        """Restore from a checkpoint; its path, or "" if there is none.
 
         `source` is auto, none or a path; rank 0's is used."""
-        stepper = self.stepper
+        stepper, self._owns_directory = self.stepper, False
         source = self.comm.on_first(lambda: source, "finding a checkpoint")
         if source == "none":
-            return "", False
+            return ""
         found, own = self.comm.on_first(lambda: self.run.find(source), "finding a checkpoint")
         if found is None:
             log.info(f"no checkpoint found in {self.run.checkpoints}, starting from scratch")
-            return "", False
+            return ""
         parts = {
             name: self.comm.broadcast_bytes(
                 (Path(found) / name).read_bytes() if self.comm.world.first else None, "sending a checkpoint"
@@ -167,4 +174,5 @@ class Saver:
             f"resumed from {found}{ranks}: epoch {self.state.epoch}, step {self.state.step}, "
             f"sample {self.state.position}"
         )
-        return str(found), own
+        self._owns_directory = own
+        return str(found)

@@ -1,8 +1,8 @@
-"""Fast training on a CPU: operators of our own for what Paddle's are slow at there, put into a model's layers.
+"""Fast training on a CPU: our own operators where Paddle's are slow, used by a model's layers.
 
-Paddle computes depthwise convolutions through im2col and BatchNorm in several passes. Here are kernels that do neither
-(C++, AVX2 where there is), and `fast_cpu(net)`, which lets the layers of any model use them; `stock(net)` is the way
-back, so that what is exported holds Paddle's own operators only.
+Paddle computes depthwise convolutions through im2col, and BatchNorm in several passes. The kernels here (C++, with AVX2
+where available) do neither. `fast_cpu(net)` makes the layers of any model use them; within `stock(net)` they are
+Paddle's own again, so that an exported model contains only Paddle's operators.
 """
 
 from ppfleet.cpu.layers import all_finite, fast_cpu, fits, hooked, run, stock, usable

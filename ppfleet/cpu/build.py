@@ -1,4 +1,4 @@
-"""Compiles the operators on first use, once a machine and Paddle version, and loads them."""
+"""Compile the operators on first use, once per machine and Paddle version, and load them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer"]
 
 @functools.lru_cache(None)
 def load() -> str | None:
-    """Make the operators known to Paddle; where that cannot be done: why not."""
+    """Register the operators with Paddle; None, or the reason why that is not possible."""
     try:
         library = built()
         core.load_op_meta_info_and_register_op(str(library))
@@ -59,20 +59,20 @@ _question = ctypes.CFUNCTYPE(ctypes.c_bool)(_has_create_graph)  # lives as long 
 
 
 def is_loaded() -> bool:
-    """Whether somebody has, with success."""
+    """Whether the operators have been loaded."""
     return load.cache_info().currsize > 0 and load() is None
 
 
 def _flags() -> list[str]:
-    """The compiler's; PPFLEET_SANITIZE=address adds AddressSanitizer, for which its library must be preloaded."""
+    """Compiler flags; PPFLEET_SANITIZE=address adds AddressSanitizer, whose library must be preloaded."""
     sanitizer = os.environ.get("PPFLEET_SANITIZE")
     return [*_FLAGS, *_SANITIZED, f"-fsanitize={sanitizer}"] if sanitizer else _FLAGS
 
 
 def built() -> Path:
-    """Compiles it unless that was done before."""
+    """The compiled library; compiles it if it is not cached."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        raise FleetError(f"there are none for {platform.machine()}")
+        raise FleetError(f"not available for {platform.machine()}")
     libraries = _libraries()
     facts = [paddle.__version__, paddle.version.commit, *_flags(), *map(str, libraries), *platform.libc_ver()]
     contents = [path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in (".cc", ".h", ".inc")]
@@ -83,10 +83,10 @@ def built() -> Path:
         return target
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise FleetError("there is no C++ compiler (Debian: apt-get install g++)")
+        raise FleetError("no C++ compiler was found (Debian: apt-get install g++)")
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"operators-{key}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks of a host come at the same time: one compiles
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the ranks of a host arrive at the same time, and one compiles
         if not target.exists():
             log.say(f"compiling ppfleet's CPU operators for Paddle {paddle.__version__}: once, about 20 s")
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -95,12 +95,12 @@ def built() -> Path:
 
 
 def _libraries() -> list[Path]:
-    """What to link with. Threads are those of Paddle's own OpenMP: with a second one they would fight for the cores."""
+    """Libraries to link with. OpenMP is Paddle's own: threads of a second one would compete for the cores."""
     root = Path(paddle.__file__).parent
     needed = [root / "libs" / "libiomp5.so", root / "libs" / "libmklml_intel.so"]
     missing = [path.name for path in needed if not path.exists()]
     if missing:
-        raise FleetError(f"this build of Paddle comes without {' and '.join(missing)}")
+        raise FleetError(f"this build of Paddle lacks {' and '.join(missing)}")
     paddles = [root / "base" / "libpaddle.so", *(root / "libs" / f"lib{n}.so" for n in ("phi", "phi_core", "common"))]
     return [*needed, *(path for path in paddles if path.exists())]
 

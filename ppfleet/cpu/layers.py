@@ -1,7 +1,7 @@
-"""Which layers of a model can use the operators, and how they are made to: a `forward` of their own, nothing else.
+"""Which layers of a model can use the operators, and how: through a replaced `forward`, nothing else.
 
-A layer keeps its class, its parameters and its name; so checkpoints, hooks and `isinstance` see no difference, and
-taking that `forward` away again gives the stock layer.
+A layer keeps its class, parameters and name, so checkpoints, hooks and `isinstance` see no difference, and removing
+the `forward` restores the stock layer.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from ppfleet.cpu import build
 
 Forward = Callable[[Any, Any], Any]
 _ACTS = {nn.ReLU: 1, nn.Hardswish: 2}
-_SMALL = 200  # pixels of a map up to which a depthwise convolution is faster as a matrix product
-_FEW = 64  # inputs of one output of a dense convolution up to which im2col stays in the cache
+_SMALL = 200  # up to so many pixels a depthwise convolution is faster as a matrix product
+_FEW = 64  # up to so many inputs per output im2col of a dense convolution stays in the cache
 _MOST = 2**30  # elements of a tensor: the kernels count in 32 bits
 _FLOAT32 = (paddle.float32,)  # `in` tries identity first, which takes a fifth of the time of ==
 _HAS_GPU = bool(paddle.is_compiled_with_cuda())
 
 
 def fast_cpu(net: Any) -> str:
-    """Let the layers of `net` use the fast operators where they can, and say which these are.
+    """Make the layers of `net` use the fast operators where possible; return which operators are used.
 
-    Where they cannot be compiled, small depthwise convolutions become matrix products, and the rest stays Paddle's.
+    If they cannot be compiled, small depthwise convolutions become matrix products, and the rest stays Paddle's.
     """
     why = build.load()
     for layer, forward in _choices(net):
         if why is not None and forward is not _depthwise:
             continue
         layer.forward = types.MethodType(forward if why is None else _depthwise_product, layer)
-    return "ppfleet's" if why is None else f"Paddle's, but for small depthwise convolutions ({why})"
+    return "ppfleet's" if why is None else f"Paddle's, except for small depthwise convolutions ({why})"
 
 
 @contextmanager
 def stock(net: Any) -> Iterator[None]:
-    """Inside of the block the layers are Paddle's own, after it as before: Paddle 2.6's export leaves its own marks."""
+    """Within the block the layers are Paddle's own; afterwards as before, as Paddle 2.6's export modifies layers."""
     before = [(layer, vars(layer).get("forward")) for layer in net.sublayers(include_self=True)]
     for layer, _ in before:
         if _is_fast(layer):
@@ -66,13 +66,13 @@ def _is_fast(layer: Any) -> bool:
 def _choices(net: Any) -> Iterator[tuple[Any, Forward]]:
     for layer in net.sublayers(include_self=True):
         forward = _choice(layer)
-        if forward is not None and "forward" not in vars(layer):  # a user's own stays
+        if forward is not None and "forward" not in vars(layer):  # a user's own replacement stays
             yield layer, forward
 
 
 def _choice(layer: Any) -> Forward | None:
     if hasattr(type(layer), "forward_on_cpu"):
-        forward: Forward = type(layer).forward_on_cpu  # a model's own: see MobileNetV3's squeeze-excite
+        forward: Forward = type(layer).forward_on_cpu  # a model's own, such as MobileNetV3's squeeze-excite
         return forward
     if type(layer) is nn.Conv2D:
         return _convolution_choice(layer)
@@ -102,16 +102,16 @@ def _convolution_choice(layer: Any) -> Forward | None:
     return _stem if layer._in_channels * size * size <= _FEW and step in (1, 2) and 0 <= border < size else None
 
 
-# What fits. The kernels trust the extents they are given, so each forward compares all of them first and leaves the
-# rest to the stock layer: the user then sees Paddle's own result or Paddle's own error.
+# Checks. The kernels trust the extents they are given, so each forward compares all of them first and passes anything
+# else to the stock layer: the user then sees Paddle's own result or error.
 
 
 def usable(x: Any) -> bool:
-    """Whether the operators can take these images: float32 on the CPU, at least one pixel, computed at once."""
+    """Whether the operators support these images: float32 on the CPU, not empty, in dynamic mode."""
     if not (paddle.in_dynamic_mode() and isinstance(x, paddle.Tensor) and x.dtype in _FLOAT32):
         return False
     shape = x.shape
-    # Paddle's convolutions make maps of negative extents where a kernel is larger than its images.
+    # Paddle's convolutions produce negative extents where a kernel is larger than its images.
     return len(shape) == 4 and min(shape) > 0 and math.prod(shape) <= _MOST and bool(x.place.is_cpu_place())
 
 
@@ -122,12 +122,12 @@ def fits(weight: Any, shape: list[int]) -> bool:
 
 
 def hooked(*layers: Any) -> bool:
-    """Whether a user looks at what goes into or comes out of one of these layers."""
+    """Whether one of these layers has forward hooks."""
     return any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in layers)
 
 
 def _fitting_weight(layer: Any, x: Any) -> tuple[Any, list[int]] | None:
-    """The weight of a convolution and the shape of its output, if its operator can take both weight and images."""
+    """The weight of a convolution and the shape of its output, if its operator supports both weight and images."""
     if not usable(x):
         return None
     (batch, channels, height, width), size, (stride, border) = x.shape, layer._kernel_size[0], layer._plain
@@ -139,12 +139,12 @@ def _fitting_weight(layer: Any, x: Any) -> tuple[Any, list[int]] | None:
 
 
 def _fitting_statistics(norm: Any, shape: list[int]) -> tuple[Any, ...] | None:
-    """Weights and running statistics of a BatchNorm, if its operator can take them and images of this shape."""
+    """Weights and running statistics of a BatchNorm, if its operator supports them and images of this shape."""
     tensors = norm.weight, norm.bias, norm._mean, norm._variance
     batch, channels, height, width = shape
     if batch * height * width == 1 and _of_batch(norm):
-        return None  # one value a channel has no variance: Paddle gives the images back
-    # The operator writes into the running statistics; of others than contiguous ones it would get a copy.
+        return None  # one value per channel has no variance: Paddle returns the input
+    # The operator writes the running statistics; non-contiguous ones would be passed as a copy.
     good = all(fits(tensor, [channels]) for tensor in tensors) and tensors[2].is_contiguous()
     return tensors if good and tensors[3].is_contiguous() else None
 
@@ -157,7 +157,7 @@ def _of_batch(norm: Any) -> bool:
 
 
 def all_finite(tensors: list[Any]) -> bool | None:
-    """Whether all numbers are; None if the operators cannot tell, for want of a compiler, or of float32 on a CPU."""
+    """Whether all values are finite; None if the operators are not compiled or the tensors not float32 on a CPU."""
     known = build.is_loaded() and all(
         tensor.dtype == paddle.float32 and tensor.place.is_cpu_place() and tensor.is_contiguous() for tensor in tensors
     )
@@ -183,7 +183,7 @@ def _depthwise(self: Any, x: Any) -> Any:
 
 
 def _depthwise_product(self: Any, x: Any) -> Any:
-    """Without a compiler: one matrix product a channel, with a matrix that holds each weight wherever it is used."""
+    """Without a compiler: one matrix product per channel, with a matrix that has each weight wherever it is used."""
     found = _fitting_weight(self, x)
     if found is None or x.shape[2] * x.shape[3] > _SMALL:
         return type(self).forward(self, x)
@@ -197,7 +197,7 @@ def _depthwise_product(self: Any, x: Any) -> Any:
 
 @functools.lru_cache(None)
 def _places(height: int, width: int, kernel: int, stride: int, border: int) -> Any:
-    """For each weight of a kernel a 1 wherever it takes a pixel of the input to one of the output, else 0."""
+    """For each weight of a kernel, 1 wherever it connects an input pixel with an output pixel, else 0."""
     shape = [(side + 2 * border - kernel) // stride + 1 for side in (height, width)]
     ones = np.zeros([kernel, kernel, height, width, *shape], np.float32)
     for i, j, y, x in np.ndindex(kernel, kernel, *shape):
@@ -248,7 +248,7 @@ def _normalised(norm: Any, act: Any, x: Any, convolution: Any = None) -> Any:
 
 
 def _sequence(self: Any, x: Any) -> Any:
-    """One layer after the other, but convolution, BatchNorm and activation together where that can be done."""
+    """Run the layers in order, with convolution, BatchNorm and activation fused where possible."""
     layers = list(self._sub_layers.values())
     while layers:
         kind = _fast_forward(layers[0])

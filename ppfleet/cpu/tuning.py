@@ -1,6 +1,6 @@
-"""How a process uses its processor: threads, memory, matrix products. What the user has set in the environment stays.
+"""How a process uses the CPU: threads, memory, matrix products. Environment variables set by the user take precedence.
 
-Only for jobs on a CPU. The number of threads may change the order in which a library adds up, and so the last bits.
+Only for jobs on a CPU. The number of threads may change the order of sums in a library, and so the last bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWN_MALLOC = ("GLIBC_TUNABLES", "MALLOC_", "LD_PRELOAD")
 
 
 def tune(ranks: int) -> dict[str, int | str]:
-    """Set this process up as one of `ranks` on its host; returns what was set, for a person to read."""
+    """Configure this process as one of `ranks` on its host; return what was set, for the log."""
     env = _environment()
     threads = _threads(env, ranks)
     paddle.base.core.set_num_threads(threads)  # Paddle's OpenMP and MKL, also after they were loaded
@@ -31,33 +31,33 @@ def tune(ranks: int) -> dict[str, int | str]:
 
 
 def _environment() -> dict[str, str]:
-    """As this process was started with it: `import paddle` sets OMP_NUM_THREADS where nobody did."""
+    """The environment at the start of this process: `import paddle` sets OMP_NUM_THREADS if the user did not."""
     try:
         text = Path("/proc/self/environ").read_bytes().decode(errors="replace")
-    except OSError:  # of a process that has given up its rights, say
+    except OSError:  # as for a process that has dropped its privileges
         return dict(os.environ)
     return {name: value for name, _, value in (word.partition("=") for word in text.split("\0")) if value}
 
 
 def _threads(env: dict[str, str], ranks: int) -> int:
-    said = env.get("PPFLEET_THREADS", "")
-    if said:
-        if not said.isdecimal() or not 0 < int(said) < 1000:
-            raise WorldError(f"PPFLEET_THREADS={said} is no number of threads")
-        return int(said)
-    said = env.get("OMP_NUM_THREADS", "").partition(",")[0]
-    # Paddle's launcher hands its own 1 on, which nobody asked for; whoever wants 1 there has PPFLEET_THREADS.
-    if said.isdecimal() and int(said) and not (said == "1" and was_launched()):
-        return int(said)
+    text = env.get("PPFLEET_THREADS", "")
+    if text:
+        if not text.isdecimal() or not 0 < int(text) < 1000:
+            raise WorldError(f"PPFLEET_THREADS must be a positive number of threads, got {text!r}")
+        return int(text)
+    text = env.get("OMP_NUM_THREADS", "").partition(",")[0]
+    # Paddle's launcher sets 1 by itself; to get 1 under it, set PPFLEET_THREADS.
+    if text.isdecimal() and int(text) and not (text == "1" and was_launched()):
+        return int(text)
     mine = others = os.sched_getaffinity(0)
     with contextlib.suppress(OSError):
         others = os.sched_getaffinity(os.getppid())
-    # A rank that was bound to cores of its own does not share them with the others that its parent started.
+    # A rank that is bound to its own cores does not share them with its parent's other processes.
     return max(1, int(min(len(mine), cgroup_cores())) // (ranks if mine == others else 1))
 
 
 def cgroup_cores(root: str = "/") -> float:
-    """How many cores this process's control group may use: containers are limited so."""
+    """How many cores this process's cgroup may use, which is how containers are limited."""
     base, limit = Path(root, "sys/fs/cgroup"), float("inf")
     try:
         groups = Path(root, "proc/self/cgroup").read_text().splitlines()
@@ -88,7 +88,7 @@ def _quota(group: Path) -> float:
 
 
 def _wait_idly(env: dict[str, str]) -> str:
-    """Let OpenMP's threads spin for a millisecond between loops, not for 200: others have use for the cores."""
+    """Make OpenMP's threads spin for 1 ms between loops, not 200: loading threads need the cores."""
     if own := [name for name in ("KMP_BLOCKTIME", "OMP_WAIT_POLICY", "KMP_LIBRARY") if name in env]:
         return f"as {', '.join(own)} says"
     try:
@@ -99,13 +99,13 @@ def _wait_idly(env: dict[str, str]) -> str:
 
 
 def _keep_memory(env: dict[str, str]) -> str:
-    """Let malloc keep what a step frees: else Linux takes it back and hands it out, page by page, at every step."""
+    """Make malloc keep what a step frees; otherwise Linux reclaims and maps it again, page by page, at every step."""
     if own := [name for name in env if name.startswith(_OWN_MALLOC)]:
         return f"as {', '.join(own)} says"
     if platform.libc_ver()[0] != "glibc":
         return "as it was"
     libc = ctypes.CDLL(None)
-    # No mapping of its own for a large tensor: it would be given back. Everything comes from the heap, which stays.
+    # A large tensor must not get its own mapping, which would be returned; everything comes from the heap, which stays.
     taken = [libc.mallopt(name, value) for name, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, (1 << 31) - 1))]
     if not all(taken):
         return "keeps some memory"
@@ -113,10 +113,9 @@ def _keep_memory(env: dict[str, str]) -> str:
 
 
 def _large_pages(libc: ctypes.CDLL) -> bool:
-    """Ask Linux to back the heap with pages of 2 MB, which spares the processor most look-ups of addresses.
+    """Ask Linux to back the heap with 2 MB pages, which avoids most TLB misses.
 
-    The heap is made to grow once, its new part marked, and handed back to malloc. Nothing of it is in use until it is
-    written to.
+    The heap grows once, its new part is marked and returned to malloc. It uses no memory until it is written to.
     """
     libc.malloc.restype = ctypes.c_void_p
     start = libc.malloc(ctypes.c_size_t(_HEAP))
@@ -130,7 +129,7 @@ def _large_pages(libc: ctypes.CDLL) -> bool:
 
 
 def _fast_mkl(env: dict[str, str]) -> str:
-    """Paddle's MKL is of 2019 and takes AVX2 on Intel's processors only, unless told; before its first product."""
+    """Make MKL use AVX2 on AMD: Paddle's version, of 2019, does so on Intel only. Must precede its first product."""
     name = "MKL_DEBUG_CPU_TYPE"
     if name in env:
         return f"as {name} says"

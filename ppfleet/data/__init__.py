@@ -1,1 +1,1 @@
-"""Which sample goes where, and batches of them: sampler, loader, worker processes, threads."""
+"""Which sample goes where, and batches of them: sampler, loaders, worker processes, threads, seeding."""

@@ -1,4 +1,4 @@
-"""A digest of a sample by its content, the same in every process that holds the same sample. Pure."""
+"""A digest of a sample's content, the same in every process that has the same sample. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def digest(sample: Any) -> str:
-    """Of nested arrays, tensors, numbers, strings, bytes, lists, dictionaries, sets and images."""
+    """Covers nested arrays, tensors, numbers, strings, bytes, lists, dictionaries, sets and images."""
     total = hashlib.blake2b(digest_size=16)
     _feed(total, sample)
     return total.hexdigest()
@@ -41,8 +41,8 @@ def _feed(total: Any, value: Any) -> None:
     elif isinstance(value, AnySet):
         _mark(total, "set", *sorted(map(digest, value)))
     else:
-        # Of an unknown object only its kind counts: what it holds may differ from process to process. PIL's images are
-        # known by these names.
+        # Of an unknown object only the type counts: its content may differ between processes. The attributes are those
+        # of PIL's images.
         _mark(total, type(value).__name__, getattr(value, "mode", ""), getattr(value, "size", ""))
         if callable(getattr(value, "tobytes", None)):
             total.update(value.tobytes())

@@ -1,7 +1,7 @@
 """Which sample goes to which rank at which step: a pure function of (seed, epoch, position).
 
 `position` counts the samples of this epoch that the whole job has consumed. It means the same on any number of
-ranks, so a job may stop on four ranks and go on with two: nothing comes twice, nothing is missed.
+ranks, so a job may stop on four ranks and continue on two: no sample is repeated, none is missed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHOLE_STREAM = (
 def mix(*numbers: int) -> int:
     """One 64-bit number that depends on all of `numbers` and their order (splitmix64's finaliser, chained).
 
-    Own arithmetic rather than a library generator's, so that the order survives an upgrade of NumPy.
+    Not a library's generator, so that the order survives an upgrade of NumPy.
     """
     state = 0x9E3779B97F4A7C15
     for number in numbers:
@@ -38,7 +38,7 @@ def mix(*numbers: int) -> int:
 
 
 def permutation(length: int, key: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The numbers below `length` in an order that `key` decides: sorted by a hash of each."""
+    """The numbers below `length` in an order decided by `key`: sorted by a hash of each."""
     hashed = np.arange(length, dtype=np.uint64) + np.uint64(key)
     with np.errstate(over="ignore"):
         hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -59,14 +59,14 @@ class Batch:
     """One rank's part of one global batch."""
 
     indices: tuple[int, ...]
-    real: int  # the first `real` of the indices count; the rest is padding
+    real: int  # the first `real` of the indices count; the rest are padding
     total_real: int  # real samples of the global batch, over all ranks
     position: int  # of the epoch, once the global batch is done
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The order of a data set of `length` samples, cut for `size` ranks that each take `batch_size` a step."""
+    """The order of a data set of `length` samples, divided among `size` ranks with `batch_size` samples per step."""
 
     length: int
     batch_size: int
@@ -78,16 +78,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.tail not in TAILS:
-            raise DataError(f"tail={self.tail!r} is none of {', '.join(TAILS)}")
+            raise DataError(f"tail must be one of {', '.join(TAILS)}, got {self.tail!r}")
         if self.batch_size < 1:
-            raise DataError(f"batch_size={self.batch_size}: a rank needs at least one sample a step")
+            raise DataError(f"batch_size must be >= 1, got {self.batch_size}")
         if self.length < 1:
             raise DataError("the data set is empty")
         if self.tail == "drop" and self.length < self.global_batch:
             raise DataError(
                 f"{self.length} samples do not fill one global batch of {self.global_batch} "
-                f"({self.size} ranks x {self.batch_size}), and tail='drop' leaves nothing: "
-                f"take a smaller batch_size, or tail='pad'"
+                f"({self.size} ranks x {self.batch_size}), so tail='drop' would leave none: "
+                f"use a smaller batch_size, or tail='pad'"
             )
 
     @property

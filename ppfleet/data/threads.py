@@ -1,6 +1,6 @@
-"""Data sets whose samples any thread may draw, each straight into its row of the batch: nothing is pickled or copied.
+"""Data sets that threads draw from, each sample directly into its row of the batch: nothing is pickled or copied.
 
-The batch's array is the tensor: on a CPU it is not copied either.
+On a CPU the batch's array becomes the tensor without a copy.
 """
 
 from __future__ import annotations
@@ -22,28 +22,37 @@ from ppfleet.data.sampler import mix
 Array = np.ndarray[Any, Any]
 Chance = Union[random.Random, ModuleType]  # a generator of the sample's own, or the module `random`
 Key = tuple[int, int]  # epoch and index
-_AHEAD = 2  # batches that are drawn while one is in the loop's hands
+_AHEAD = 2  # batches that are drawn while the loop has one
 
 
 class ThreadedDataset(Dataset):
     """A data set that `job.loader(..., workers=N)` reads with N threads instead of processes.
 
-    A subclass has `fields`, `__len__` and `draw_into`, which must be a function of its arguments alone: all chance
-    comes from `chance` (the generators of NumPy and Paddle are shared by the threads and cannot be seeded for each
-    sample), nothing but `sample` is changed. Threads gain where it is busy outside of Python: reading files, in
-    OpenCV, in NumPy. A subclass with a `__getitem__` of its own is read like any other data set.
+    A subclass has `fields`, `__len__` and `draw_into`, which must depend on its arguments only: random numbers come
+    from `chance` (the generators of NumPy and Paddle are shared by the threads and cannot be seeded for each sample),
+    and only `sample` is changed. Threads help where most time is spent outside of Python: reading files, in OpenCV, in
+    NumPy. A subclass with its own `__getitem__` is read like any other data set.
+
+        class Squares(ppfleet.ThreadedDataset):
+            fields = [((1,), "float32")]
+
+            def __len__(self):
+                return 100
+
+            def draw_into(self, sample, index, chance):
+                sample[0][:] = index**2 + chance.random()
     """
 
     fields: Sequence[tuple[tuple[int, ...], Any]]  # shape and dtype of each part of a sample
 
     def draw_into(self, sample: Sequence[Array], index: int, chance: Chance) -> None:
-        """Write every element of each array of `sample`; they hold what was there before."""
+        """Write every element of each array of `sample`; they are not initialised."""
         raise NotImplementedError(f"{type(self).__name__} has no draw_into")
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         sample = [np.empty(shape, dtype) for shape, dtype in self.fields]
         self.draw_into(sample, index, random)
-        return tuple(part[()] for part in sample)  # of no dimensions: a number
+        return tuple(part[()] for part in sample)  # an array without dimensions becomes a number
 
 
 def fits(dataset: Any) -> bool:
@@ -51,7 +60,7 @@ def fits(dataset: Any) -> bool:
 
 
 def read(dataset: ThreadedDataset, batches: Iterable[Sequence[Key]], seed: int, threads: int) -> Iterator[Any]:
-    """The batches in their order, drawn by `threads`, or by the caller where there are none: the same bytes."""
+    """The batches in order, drawn by `threads` threads, or by the caller if 0: the same bytes either way."""
     stop = threading.Event()
     if not threads:
         for keys in batches:
@@ -60,24 +69,24 @@ def read(dataset: ThreadedDataset, batches: Iterable[Sequence[Key]], seed: int, 
             yield batch.tensors()
         return
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ppfleet-loader")
-    coming: deque[tuple[_Batch, list[Future[None]]]] = deque()
+    pending: deque[tuple[_Batch, list[Future[None]]]] = deque()
     try:
         for keys in batches:
             batch = _Batch(dataset, keys, seed)
             shares = [range(first, len(keys), threads) for first in range(threads)]
-            coming.append((batch, [pool.submit(batch.draw, rows, stop) for rows in shares]))
-            if len(coming) > _AHEAD:
-                yield _done(*coming.popleft())
-        while coming:
-            yield _done(*coming.popleft())
+            pending.append((batch, [pool.submit(batch.draw, rows, stop) for rows in shares]))
+            if len(pending) > _AHEAD:
+                yield _done(*pending.popleft())
+        while pending:
+            yield _done(*pending.popleft())
     finally:
-        # However the pass ends, no thread outlives it: each comes to the end of the sample it is at.
+        # No thread outlives the pass, however it ends: each finishes its current sample.
         stop.set()
         pool.shutdown(cancel_futures=True)
 
 
 def tensor_over(array: Array) -> Any:
-    """On a CPU a tensor that is this memory, and keeps it; on a card a copy there."""
+    """On a CPU a tensor over this memory, which it keeps alive; on a card a copy."""
     if paddle.get_device() != "cpu":
         return paddle.to_tensor(array)
     # What paddle.to_tensor calls, but with zero_copy. DLPack does the same on Paddle 3, and copies on 2.6.
@@ -101,12 +110,12 @@ class _Batch:
             sample = [array[row, ...] for array in self._arrays]
             try:
                 self._dataset.draw_into(sample, index, random.Random(mix(self._seed, epoch, index)))
-            except Exception as failure:  # noqa: BLE001 - whatever the data set raises belongs to this batch
+            except Exception as failure:  # noqa: BLE001 - anything the data set raises belongs to this batch
                 self._failures.append((row, failure))
                 return
 
     def tensors(self) -> list[Any]:
-        if self._failures:  # of several the first, as without threads
+        if self._failures:  # of several, the first one, as without threads
             raise min(self._failures, key=lambda failed: failed[0])[1]
         return [tensor_over(array) for array in self._arrays]
 

@@ -1,10 +1,10 @@
-"""What a classifier takes for what, and its worst mistakes: counted in evaluation, kept for the run's page. Pure.
+"""The confusion matrix of a classifier and its worst mistakes: counted in evaluation, shown by `ppfleet report`. Pure.
 
     seen = Confusion(val, classes)
     scores = job.evaluate(net, val, top1=seen)
     seen.gather(job.comm).write(job, f"step {job.step}", show)      # <run>/evaluation.json, by rank 0
 
-`python -m ppfleet report` shows the file; any script that writes it has it shown.
+`ppfleet report` shows the file, whichever script wrote it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ppfleet.checkpoint.files import json_bytes, replace_file
 
 NAME = "evaluation.json"
 FORMAT = 1
-_WORST = 16  # mistakes that are kept
+_WORST = 16  # number of mistakes that are kept
 _DIGITS = 4  # of a probability: the last ones may differ with the number of ranks, and would change the order
 
 Show = Callable[[int], tuple[str, bytes]]
@@ -33,23 +33,23 @@ Show = Callable[[int], tuple[str, bytes]]
 
 @dataclass(frozen=True)
 class Mistake:
-    """One sample of the data set that was taken for another class."""
+    """One sample that was classified wrongly."""
 
     sample: int
     truth: int
     guess: int
-    probability: float  # that the network gave to its guess
-    name: str = ""  # what a person finds it by, such as its path
+    probability: float  # of the guess, according to the network
+    name: str = ""  # by which a person finds it, such as its path
     picture: str = ""  # a small PNG or JPEG, in base64
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was counted on all ranks."""
+    """The counts of all ranks."""
 
     classes: Sequence[str]
-    pairs: dict[tuple[int, int], int]  # (true class, guess) -> samples; those that did not occur are not there
-    mistakes: Sequence[Mistake] = ()  # the surest first
+    pairs: dict[tuple[int, int], int]  # (true class, guess) -> samples, without pairs that did not occur
+    mistakes: Sequence[Mistake] = ()  # highest probability first
     of: str = ""  # what was evaluated
     time: float = 0.0
 
@@ -65,8 +65,8 @@ class Seen:
         return counts
 
     def write(self, job: Any, of: str, show: Show | None = None) -> None:
-        """Rank 0 writes evaluation.json into the run's directory; every rank calls this. `of` says what was evaluated,
-        `show(sample)` gives a mistake's name and a small PNG or JPEG of it (empty: none)."""
+        """Write evaluation.json into the run directory, on rank 0; every rank calls this. `of` says what was evaluated,
+        `show(sample)` returns a mistake's name and a small PNG or JPEG of it (empty: none)."""
 
         def on_first() -> None:
             shown = [_shown(mistake, show) for mistake in self.mistakes]
@@ -80,11 +80,11 @@ class Seen:
             }
             replace_file(job.directory / NAME, json_bytes(facts))
 
-        job.comm.on_first(on_first, f"writing of {NAME}")
+        job.comm.on_first(on_first, f"writing {NAME}")
 
 
 class Confusion:
-    """A metric, 1 where the highest score is the label's, that remembers what it saw of `loader`'s samples."""
+    """A metric, 1 where the highest score is the label's, that also counts which classes are confused."""
 
     def __init__(self, loader: Any, classes: Sequence[str]) -> None:
         self._loader, self._classes = loader, classes
@@ -96,19 +96,19 @@ class Confusion:
 
         guesses = paddle.topk(scores, 1, axis=-1)[1]
         sure = paddle.take_along_axis(F.softmax(scores.astype("float32")), guesses, 1)
-        # A copy: a tensor from a loader's worker holds on to a file in /dev/shm. Fetched later: no wait for a card.
+        # A copy, as a tensor from a loader worker keeps a file in /dev/shm. Fetched later: no wait for a card here.
         self._batches.append((self._samples(), labels.reshape([-1]).clone(), guesses.reshape([-1]), sure.reshape([-1])))
         return (guesses.reshape([-1]) == labels.reshape([-1])).astype("float32")
 
     def _samples(self) -> np.ndarray[Any, Any]:
-        """Which samples of the data set this rank has in hand, without padding."""
+        """The indices of this rank's current samples, without padding."""
         loader, plan = self._loader, self._loader.plan
         start = loader.position - loader.real + plan.rank * plan.batch_size
         places = np.arange(start, start + int(loader.mask.sum()))
         return plan.order(loader.epoch)[places] if plan.shuffle else places
 
     def gather(self, comm: Any) -> Seen:
-        """Of all ranks, the same on each and on any number of them."""
+        """The counts of all ranks: the same on every rank, and on any number of them."""
         pairs: Counter[tuple[int, int]] = Counter()
         mistakes: list[Mistake] = []
         for samples, *tensors in self._batches:
@@ -119,17 +119,17 @@ class Confusion:
                     known = 0.0 if math.isnan(probability) else round(probability, _DIGITS)
                     mistakes.append(Mistake(sample, label, guess, known))
         mine = {"pairs": [[*pair, count] for pair, count in pairs.items()], "mistakes": _plain(_worst(mistakes))}
-        everybodys = comm.gather(mine, "confusion")
+        gathered = comm.gather(mine, "confusion matrix")
         whole: Counter[tuple[int, int]] = Counter()
-        for part in everybodys:
+        for part in gathered:
             for truth, guess, count in part["pairs"]:
                 whole[truth, guess] += count
-        found = _worst(Mistake(*each) for part in everybodys for each in part["mistakes"])
+        found = _worst(Mistake(*each) for part in gathered for each in part["mistakes"])
         return Seen(self._classes, dict(sorted(whole.items())), found)
 
 
 def read(path: Path) -> Seen:
-    """What `write` left there. A ValueError says that it is something else."""
+    """Read what `write` wrote; a ValueError if it is something else."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["format"] > FORMAT:

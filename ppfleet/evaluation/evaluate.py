@@ -1,4 +1,4 @@
-"""One pass over a data set in evaluation mode, adding up metrics over the real samples."""
+"""One pass over a data set in evaluation mode that adds up metrics over the real samples."""
 
 from __future__ import annotations
 
@@ -18,16 +18,26 @@ SAMPLES = "samples"
 _END = object()
 
 
-def measure(
-    model: Any, loader: Loader, metrics: Mapping[str, Callable[..., Any]], shown: bool, comm: Comm
-) -> Totals | None:
-    """This rank's sums and counts; none if the job is to end. A batch is `(input, *targets)`, a metric takes
+def evaluate(
+    model: Any, loader: Loader, metrics: Mapping[str, Callable[..., Any]], comm: Comm
+) -> dict[str, float] | None:
+    """The mean of each metric over all ranks and the number of samples; None if a rank was asked to stop by SIGTERM."""
+    totals = _measure(model, loader, metrics, comm)
+    gathered = comm.gather(totals.to_json() if totals else None, "evaluation")
+    if None in gathered:
+        return None
+    merged = Totals.merged(gathered)
+    return {**merged.means(), SAMPLES: round(merged.total(SAMPLES))}
+
+
+def _measure(model: Any, loader: Loader, metrics: Mapping[str, Callable[..., Any]], comm: Comm) -> Totals | None:
+    """This rank's sums and counts; None after SIGTERM. A batch is `(input, *targets)`, a metric takes
     `(model(input), *targets)`."""
     if SAMPLES in metrics:
-        raise DataError(f"a metric cannot be called {SAMPLES!r}, which is how many there were: give it another name")
+        raise DataError(f"a metric cannot be named {SAMPLES!r}, which is the number of samples: use another name")
     totals, expected = Totals(), loader.plan.batch_size
     loader.begin(0, 0, EVALUATION)
-    progress = log.Progress("eval", loader.steps_left, loader.plan.global_batch, every=10**9, shown=shown)
+    progress = log.Progress("eval", loader.steps_left, loader.plan.global_batch, every=10**9, shown=comm.world.first)
     try:
         with evaluating(model), paddle.no_grad():
             batches = iter(loader)
@@ -39,7 +49,7 @@ def measure(
                 if comm.watch.wanted:
                     return None
                 if not isinstance(batch, (list, tuple)):
-                    raise DataError("job.evaluate needs batches of (input, *targets): let the data set return a tuple")
+                    raise DataError("job.evaluate needs batches of (input, *targets): make the data set return a tuple")
                 data, *targets = batch
                 output = model(data)
                 for name, metric in metrics.items():
@@ -58,34 +68,34 @@ def measure(
 
 
 def _pair(name: str, answer: Any) -> tuple[Any, Any]:
-    """The values and the weights, if any, that a metric returned: each of one dimension."""
+    """The values and the weights, if any, that a metric returned, each one-dimensional."""
     parts = answer if isinstance(answer, tuple) else (answer, None)
     if len(parts) != 2:
         raise DataError(
-            f"metric {name!r} returned a tuple of {len(parts)}: it must return one value per sample, or two of these, "
+            f"metric {name!r} returned a tuple of {len(parts)}: it must return one value per sample, or a pair "
             f"(values, weights)"
         )
     return per_sample(name, parts[0]), None if parts[1] is None else per_sample(name, parts[1])
 
 
 def _check_output(output: Any, expected: int, comm: Comm) -> None:
-    """A single row of output would be compared with every target of the batch, and give as many values as are due."""
+    """A single row of output would be compared with every target and give the expected number of values."""
     shape = list(getattr(output, "shape", ()))
     if expected > 1 and shape[:1] == [1] and len(shape) <= 2 and expected not in shape:
         raise DataError(
-            f"the model returned shape {shape} for a batch of {expected} samples on {comm.world.name()}: one row for "
-            f"all of them; it must return one row per sample"
+            f"the model returned shape {shape} for a batch of {expected} samples on {comm.world.name()}: it must "
+            f"return one row per sample"
         )
 
 
 def _miscount(name: str, what: str, count: int, expected: int, batch: Any, comm: Comm) -> str:
-    """Why the number of values is not that of the samples: because of collate, or of the metric."""
+    """Whether collate or the metric is why the number of values is not that of the samples."""
     sizes = {int(part.shape[0]) for part in batch if len(getattr(part, "shape", ()))}
     if sizes == {count}:
         return (
-            f"collate got {expected} samples and returned a batch of {count} on {comm.world.name()}: which of them are "
-            f"padding, and how many were evaluated, cannot be known. It must return every sample: leave bad ones out "
-            f"of the data set, or give them a weight of 0 with a metric that returns (values * keep, keep)"
+            f"collate got {expected} samples and returned a batch of {count} on {comm.world.name()}, so padding cannot "
+            f"be told from real samples. It must return every sample: remove bad ones from the data set, or give them "
+            f"a weight of 0 with a metric that returns (values * keep, keep)"
         )
     return (
         f"metric {name!r} returned {count} {what}{'s' if count != 1 else ''} for a batch of {expected} samples on "

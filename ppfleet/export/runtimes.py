@@ -1,4 +1,4 @@
-"""An exported model's answer from Paddle Inference, OpenVINO and ONNX Runtime; and the conversion to ONNX."""
+"""Run an exported model with Paddle Inference, OpenVINO or ONNX Runtime; convert it to ONNX."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ppfleet.errors import ExportError
 Arrays = list[np.ndarray[Any, Any]]
 Runtime = Callable[[Sequence[np.ndarray[Any, Any]]], Arrays]
 
-# In a process of its own: the converter prints, swallows what goes wrong, and crashes on some models. Its newest
-# release would install further packages by itself, unless it is told to use no optimiser (the runtimes have theirs).
+# In its own process: the converter prints, hides errors, and crashes on some models. Its newest release would install
+# further packages by itself unless its optimiser is disabled (the runtimes have their own).
 _CONVERT = """
 import inspect, sys, paddle2onnx
 more = {"optimize_tool": "None"} if "optimize_tool" in inspect.signature(paddle2onnx.export).parameters else {}
@@ -67,7 +67,7 @@ def onnxruntime(program: Path, names: Sequence[str]) -> Runtime:
 def _feed(
     theirs: Sequence[str], names: Sequence[str], inputs: Sequence[np.ndarray[Any, Any]]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Inputs by the runtime's own names; it may list them in another order than the model does."""
+    """Inputs by the runtime's names, which it may list in another order than the model."""
     known = dict(zip(names, inputs))
     return {name: known[name] for name in theirs} if set(known) == set(theirs) else dict(zip(theirs, inputs))
 
@@ -77,7 +77,7 @@ def installed(package: str) -> bool:
 
 
 def runtimes(program: Path, names: Sequence[str]) -> dict[str, Callable[[], Runtime]]:
-    """Everything on this machine that can run that file, by name; `names` are those of the model's inputs."""
+    """The installed runtimes that can run this file, by name; `names` are those of the model's inputs."""
     found: dict[str, Callable[[], Runtime]] = {}
     if program.suffix != ".onnx":
         found["paddle"] = lambda: Predictor(program, program.with_suffix(".pdiparams"), names)
@@ -90,9 +90,9 @@ def runtimes(program: Path, names: Sequence[str]) -> dict[str, Callable[[], Runt
 
 def to_onnx(program: Path, weights: Path, target: Path) -> None:
     if not installed("paddle2onnx"):
-        raise ExportError("the format onnx needs paddle2onnx: pip install paddle2onnx, or ask for other formats")
+        raise ExportError("the format onnx needs paddle2onnx: pip install paddle2onnx, or omit it")
     command = [sys.executable, "-c", _CONVERT, str(program), str(weights), str(target)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode or not target.is_file() or not target.stat().st_size:
         reason = foreign.telling_line(done.stdout).rpartition("]")[2].strip() or f"exit code {done.returncode}"
-        raise ExportError(f"paddle2onnx cannot convert this model: {reason}; leave the format onnx out")
+        raise ExportError(f"paddle2onnx cannot convert this model: {reason}; omit the format onnx")

@@ -1,4 +1,4 @@
-"""The static model: saved whole or not at all, compared with the dynamic one, stamped, and found again."""
+"""The static model: written completely or not at all, compared with the dynamic one, described by export.json."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _STEM = "inference"
 FORMATS = ("paddle", "pdmodel", "onnx")  # this Paddle's own; for OpenVINO, also the one in Paddle 3; for ONNX Runtime
 _OWN = (".json", ".pdmodel")  # Paddle 3 and Paddle 2
 _PROGRAMS, _WEIGHTS = (*_OWN, ".onnx"), (".pdiparams", ".pdiparams.info")
-# Of the largest output. Rounding in another order was seen to make 1e-6 of it with a fresh MobileNetV3-small, 1e-4 with
-# one of a single epoch; bfloat16 4e-3 and 0.2.
+# Relative to the largest output. Rounding in another order was measured at 1e-6 with an untrained MobileNetV3-small and
+# at 1e-4 after one epoch; bfloat16 at 4e-3 and 0.2.
 TOLERANCE = 1e-3
 
 Spec = Sequence[Any]
@@ -39,7 +39,9 @@ def find_model(directory: str | Path) -> tuple[Path, Path]:
         program, weights = directory / f"{_STEM}{suffix}", directory / f"{_STEM}.pdiparams"
         if program.is_file() and weights.is_file():
             return program, weights
-    raise ExportError(f"{directory} holds no exported model ({_STEM}.json or {_STEM}.pdmodel, with {_STEM}.pdiparams)")
+    raise ExportError(
+        f"{directory} contains no exported model ({_STEM}.json or {_STEM}.pdmodel, with {_STEM}.pdiparams)"
+    )
 
 
 def export(
@@ -50,15 +52,17 @@ def export(
     formats: Sequence[str] = ("paddle",),
     **stamp: Any,
 ) -> dict[str, Any]:
-    """Save `net` (unwrapped, float32) for inference and prove that it answers the same; return what the stamp says.
+    """Save `net` (unwrapped, float32) for inference, check that its outputs are the same, and return export.json.
 
-    `spec` is the shape of a single float32 input, `[None, 3, 224, 224]`, or a list of `InputSpec`. `formats` are some
-    of FORMATS; each is run by whatever can run it here, and stands under `unchecked` in the stamp where nothing can.
-    `stamp` is written along: classes, preprocessing, whatever the deployed script needs.
+        export(net, [None, 3, 224, 224], Path("inference"), formats=("paddle", "onnx"), classes=["cat", "dog"])
+
+    `spec` is the shape of a single float32 input or a list of `InputSpec`. `formats` are some of FORMATS; each is run
+    by every installed runtime that supports it, and listed as `unchecked` in export.json if there is none. `stamp` is
+    added to export.json: classes, preprocessing, whatever the deployed script needs.
     """
     specs = _specs(spec)
     if not formats or not set(formats) <= set(FORMATS):
-        raise ExportError(f"formats {list(formats)!r}: some of {', '.join(FORMATS)} are wanted")
+        raise ExportError(f"formats must be some of {', '.join(FORMATS)}, got {list(formats)!r}")
     directory = directory.absolute()
     fresh = not directory.exists()
     temporary = directory / f"{TEMPORARY}export-{os.getpid()}"
@@ -69,7 +73,7 @@ def export(
             _write(net, temporary, specs, set(formats))
             cases = [_case(net, specs, batch) for batch in batches]
         parity = _parity(temporary, [s.name for s in specs], cases)
-        # Not compressed: noise does not shrink, and Paddle 2.6 brings symbols of its own that crash Python's zlib.
+        # Not compressed: noise does not shrink, and Paddle 2.6 has symbols that crash Python's zlib.
         np.savez(temporary / PARITY, **_named(cases))  # type: ignore[arg-type]
         facts = {
             "inputs": [
@@ -88,14 +92,14 @@ def export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if fresh:
-            with contextlib.suppress(OSError):  # it is not empty where the export went well
+            with contextlib.suppress(OSError):  # it is not empty if the export worked
                 directory.rmdir()
     return facts
 
 
 def _put(new: Path, directory: Path) -> None:
-    """The finished files into `directory`, whatever else it holds; the stamp goes first and comes last, so that whoever
-    checks it cannot take files of two exports for one."""
+    """Move the finished files into `directory`, whatever else it contains. The stamp is removed first and moved last,
+    so that a reader who checks it cannot mix files of two exports."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in (STAMP, *(f"{_STEM}{suffix}" for suffix in (*_PROGRAMS, *_WEIGHTS))):
         (directory / name).unlink(missing_ok=True)
@@ -106,7 +110,7 @@ def _put(new: Path, directory: Path) -> None:
 
 
 def _write(net: Any, directory: Path, specs: list[Any], formats: set[str]) -> None:
-    """The files of those formats, and no others."""
+    """Write the files of these formats, and no others."""
     _save(net, directory / _STEM, specs)
     program, weights = find_model(directory)
     if "onnx" in formats:
@@ -116,9 +120,7 @@ def _write(net: Any, directory: Path, specs: list[Any], formats: set[str]) -> No
             _save(net, directory / "old" / _STEM, specs)
         old, its_weights = find_model(directory / "old")
         if digest(its_weights) != digest(weights):
-            raise ExportError(
-                "Paddle's two forms of this model need different weight files: leave the format pdmodel out"
-            )
+            raise ExportError("Paddle's two formats of this model need different weight files: omit the format pdmodel")
         old.replace(directory / old.name)
         shutil.rmtree(directory / "old")
     wanted = {f".{name}" for name in formats} | ({program.suffix} if "paddle" in formats else set())
@@ -134,15 +136,15 @@ def _save(net: Any, stem: Path, specs: list[Any]) -> None:
         paddle.jit.save(net, str(stem), input_spec=specs)
     except OSError:
         raise
-    except Exception as failure:  # noqa: BLE001 - the tracer passes on whatever the model's code raises
+    except Exception as failure:  # noqa: BLE001 - the tracer raises whatever the model's code raises
         text = str(failure).strip().splitlines()
         raise ExportError(
-            f"Paddle cannot make a static model of this: {type(failure).__name__}: {text[-1] if text else ''}"
+            f"Paddle cannot convert this model to a static one: {type(failure).__name__}: {text[-1] if text else ''}"
         ) from failure
 
 
 def _case(net: Any, specs: list[Any], batch: int) -> Case:
-    """Inputs for a batch of that size, and what the dynamic model answers."""
+    """Inputs for a batch of that size, and the outputs of the dynamic model."""
     inputs = [_example(s, batch, number) for number, s in enumerate(specs)]
     with paddle.no_grad():
         answer = net(*[paddle.to_tensor(value) for value in inputs])
@@ -159,7 +161,7 @@ def _named(cases: Sequence[Case]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _parity(directory: Path, names: Sequence[str], cases: Sequence[Case]) -> dict[str, Any]:
-    """How far each file is from the dynamic model, by whatever can run it here."""
+    """The error of each file against the dynamic model, in every installed runtime."""
     errors: dict[str, dict[str, float]] = {}
     for program in sorted(part for part in directory.iterdir() if part.suffix in _PROGRAMS):
         errors[program.name] = {}
@@ -167,9 +169,9 @@ def _parity(directory: Path, names: Sequence[str], cases: Sequence[Case]) -> dic
             error = _compare(load, cases)
             if not error <= TOLERANCE:
                 raise ExportError(
-                    f"the static model ({program.name}, run by {name}) answers differently: error {error:.3g} of the "
-                    f"largest output, allowed {TOLERANCE:g}. Usual causes: a Python condition on a tensor's value, "
-                    f"randomness or training-mode layers in forward()"
+                    f"the static model ({program.name}, run by {name}) gives different outputs: error {error:.3g} "
+                    f"of the largest output, allowed {TOLERANCE:g}. Common causes: a Python condition on a tensor's value, "
+                    f"randomness or layers in training mode in forward()"
                 )
             errors[program.name][name] = error
     return {
@@ -180,12 +182,16 @@ def _parity(directory: Path, names: Sequence[str], cases: Sequence[Case]) -> dic
 
 
 def agreement(parity: dict[str, Any]) -> str:
-    """The outcome for people: what was compared, by what, and what could not be."""
-    told = [f"{name} by {' and '.join(errors)}" for name, errors in parity["errors"].items() if errors]
+    """The outcome in words: what was compared, by which runtime, and what could not be."""
+    checked = [f"{name} by {' and '.join(errors)}" for name, errors in parity["errors"].items() if errors]
     lines = (
-        [f"static and dynamic outputs agree within {parity['largest_error']:.1e} ({', '.join(told)})"] if told else []
+        [f"static and dynamic outputs agree within {parity['largest_error']:.1e} ({', '.join(checked)})"]
+        if checked
+        else []
     )
-    return "; ".join([*lines, *(f"{name} is unchecked: nothing here can run it" for name in parity["unchecked"])])
+    return "; ".join(
+        [*lines, *(f"{name} is unchecked: no installed runtime supports it" for name in parity["unchecked"])]
+    )
 
 
 def _compare(load: Callable[[], Runtime], cases: Sequence[Case]) -> float:
@@ -205,12 +211,12 @@ def _compare(load: Callable[[], Runtime], cases: Sequence[Case]) -> float:
 def _error(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], batch: int) -> float:
     if expected.shape != got.shape:
         raise ExportError(
-            f"for batch {batch} the static model answers with shape {list(got.shape)}, "
-            f"the dynamic one with {list(expected.shape)}"
+            f"for batch {batch} the static model returns shape {list(got.shape)}, "
+            f"the dynamic one {list(expected.shape)}"
         )
     for whose, values in (("dynamic", expected), ("static", got)):
         if not np.isfinite(values.astype(np.float64)).all():
-            raise ExportError(f"the {whose} model answers with NaN or infinity for batch {batch}")
+            raise ExportError(f"the {whose} model returns NaN or infinity for batch {batch}")
     scale = max(float(np.abs(expected).max(initial=0)), 1e-6)
     return float(np.abs(expected.astype(np.float64) - got.astype(np.float64)).max(initial=0)) / scale
 
@@ -229,12 +235,12 @@ def _specs(spec: Spec) -> list[Any]:
     else:
         specs = list(spec)
     if not specs or not all(isinstance(s, InputSpec) for s in specs):
-        raise ExportError(f"input spec {spec!r} is neither a shape like [None, 3, 224, 224] nor a list of InputSpec")
+        raise ExportError(
+            f"the input spec must be a shape like [None, 3, 224, 224] or a list of InputSpec, got {spec!r}"
+        )
     for s in specs:
         if s.shape and s.shape[0] not in (None, -1):
-            raise ExportError(
-                f"input {s.name}: the first dimension is {s.shape[0]}; leave it None, so that any batch fits"
-            )
+            raise ExportError(f"input {s.name}: the first dimension must be None, for any batch size, got {s.shape[0]}")
     return specs
 
 

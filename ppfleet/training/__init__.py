@@ -1,1 +1,1 @@
-"""From a loss to a step: training state, step, gradient exchange, precision."""
+"""From a loss to a step: training state, loop, step, gradient exchange, precision."""

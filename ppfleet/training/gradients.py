@@ -1,4 +1,4 @@
-"""The exchange of gradients at each step, and of what the ranks tell each other with them."""
+"""The exchange of gradients at each step, and of the vitals that travel with them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PROBE = 1 << 14  # elements of a parameter that are compared at a step
 
 
 class Vitals:
-    """What each rank tells the others at every step: its loss, whether its numbers are finite, its learning rate,
-    whether it was asked to end, and a checksum of a piece of its weights, which must be the same on all ranks."""
+    """What the ranks exchange at every step: loss, whether all values are finite, learning rate, whether SIGTERM came,
+    and a checksum of some weights, which must be the same on all ranks."""
 
     def __init__(self, table: np.ndarray[Any, Any], probed: str) -> None:
         self.loss = float(table[:, 0].mean())
@@ -32,15 +32,15 @@ class Vitals:
 
 
 class Exchange:
-    """Sums gradients over ranks, outside of `backward()`, where a dead peer is an exception and not an abort.
+    """Averages gradients over ranks after `backward()`, where a dead peer raises an exception instead of aborting.
 
     All gradients of a rank are copied into one persistent flat buffer and reduced in one call: through shared memory
-    where all ranks are on one host, else through gloo. Afterwards each gradient is a view of the result. BatchNorm
-    statistics travel in the same buffer, so that every rank has the same at every step, and so do the ranks' vitals and
-    which parameters were used at all: nothing here needs a second collective, and a branch that only some ranks take is
-    summed right instead of diverging.
-    On cards Paddle's own reducer does this during `backward()`, overlapping it; then only the vitals go through here.
-    Alone, nothing does: gradients are only looked at.
+    if all ranks are on one host, otherwise through gloo. Afterwards each gradient is a view of the result. BatchNorm
+    statistics travel in the same buffer, so that they are the same on every rank at every step. So do the vitals and
+    which parameters were used at all: no second collective is needed, and a branch that only some ranks take is
+    averaged correctly instead of diverging.
+    On cards Paddle's own reducer averages gradients during `backward()`, and only the vitals are exchanged here. In a
+    job of one nothing is exchanged; the gradients are only checked.
     """
 
     def __init__(
@@ -52,12 +52,15 @@ class Exchange:
         fast_finite: Callable[[list[Any]], bool | None] = lambda tensors: None,
     ) -> None:
         self.comm = comm
-        self._fast_finite = fast_finite  # tells whether all are finite, or None where it cannot
+        self._fast_finite = fast_finite  # whether all are finite, or None where it does not apply
         apart = {id(tensor) for tensor in statistics}
         own = {name: p for name, p in parameters.items() if id(p) not in apart}
-        self.names, self.parameters = list(own), list(own.values())  # frozen ones too: they may be unfrozen later
+        self.names, self.parameters = (
+            list(own),
+            list(own.values()),
+        )  # including frozen ones, which may be unfrozen later
         self.buffers = buffers
-        self.lent = False  # whether the optimizer only reads gradients: the sum in shared memory is everybody's
+        self.lent = False  # whether gradients may share the result's memory, as the optimizer only reads them
         self._probes = 0
         self._frozen = [p for p in self.parameters if not p.trainable]
         self._travels = not comm.world.alone and not comm.device.overlaps_exchange
@@ -65,7 +68,7 @@ class Exchange:
         moved = [*self.parameters, *statistics] if self._travels else []
         lengths = [int(tensor.size) for tensor in moved]
         tail = comm.world.size * _VITALS + (len(self.parameters) if self._travels else 0)
-        self._sums = sum(lengths)  # elements that are averaged; the vitals come after them
+        self._sums = sum(lengths)  # elements to average; the vitals follow
         dtype = "float64" if any(tensor.dtype == paddle.float64 for tensor in moved) else "float32"
         self._shared = comm.share(self._sums + tail, dtype) if self._travels else None
         self._mine = self._shared.mine if self._shared else np.zeros(self._sums + tail, dtype=dtype)
@@ -74,7 +77,7 @@ class Exchange:
         self._views = _views(self._flat, moved)
         self._results = _views(_over(self._total), moved) if self._shared else self._views
         self._gradients = _view(self._flat, 0, sum(lengths[: len(self.parameters)])) if self._travels else None
-        self._zero = [False] * len(self.parameters)  # whether a parameter's part of the flat buffer is
+        self._zero = [False] * len(self.parameters)  # whether a parameter's part of the flat buffer is zero
         self._good = [buffer.clone() for buffer in buffers]
 
     def reduce(self, loss: float, rate: float) -> Vitals:
@@ -106,13 +109,13 @@ class Exchange:
         if self._shared is not None:
             self.comm.all_reduce_shared(self._shared, self._sums, what)
         elif self._travels:
-            self.comm.all_reduce(self._flat, what, checked=False)  # job.prepare compared the shapes
+            self.comm.all_reduce(self._flat, what, checked=False)  # job.prepare has compared the shapes
             self._mine[: self._sums] *= self._mine.dtype.type(1.0 / self.comm.world.size)
         elif not self.comm.world.alone:
             self._mine[:] = self.comm.all_reduce(paddle.to_tensor(self._mine), what, checked=False).numpy()
 
     def _probe(self) -> tuple[str, int]:
-        """A checksum of some weights, others at each step: ranks whose weights drift apart are found within a round."""
+        """A checksum of some weights, different ones at each step: diverging weights are found within a round."""
         if self.comm.world.alone:
             return "", 0
         turn, number = divmod(self._probes, len(self.parameters))
@@ -124,7 +127,7 @@ class Exchange:
             start = turn * count % rows
             parameter = parameter._slice(start, min(rows, start + count)).clone()
         bits = np.frombuffer(parameter.numpy().tobytes(), dtype=np.uint16)
-        # Whole numbers below 2 ** 24 survive the sum in float32, and so does the order of the elements.
+        # Integers below 2 ** 24 survive the sum in float32; the weighting makes the order of elements count.
         weighed = int(np.dot(bits.astype(np.int64), np.arange(1, bits.size + 1)))
         return self.names[number], weighed % (1 << 24)
 
@@ -145,7 +148,7 @@ class Exchange:
         self._zero = [not used for used in users]
         for parameter, gradient, result, used in zip(self.parameters, gradients, self._results, users):
             if gradient is None:
-                if used:  # by another rank, in a branch that this one did not take
+                if used:  # on another rank, in a branch that this one did not take
                     parameter.grad = result.astype(parameter.dtype).clone()
             elif lent and gradient.dtype == dtype and gradient.is_contiguous():
                 result._share_buffer_to(gradient)  # shares the memory, but not the strides
@@ -155,18 +158,18 @@ class Exchange:
             buffer.copy_(result if buffer.dtype == dtype else result.astype(buffer.dtype), True)
 
     def reduced_finite(self) -> bool:
-        """On cards: whether the gradients are finite, now that the reducer has summed them."""
+        """On cards: whether the gradients are finite after the reducer has summed them."""
         if any(p._grad_ivar() is not None for p in self._frozen):
             raise FleetError(
-                "on cards a parameter that was frozen at job.prepare cannot be unfrozen: Paddle's reducer leaves it out"
+                "on cards a parameter that was frozen at job.prepare cannot be unfrozen: Paddle's reducer ignores it"
             )
         return self._all_finite([parameter._grad_ivar() for parameter in self.parameters])
 
     def _all_finite(self, gradients: list[Any]) -> bool:
         there = [gradient for gradient in gradients if gradient is not None]
-        told = self._fast_finite(there)
-        if told is not None:
-            return told
+        finite = self._fast_finite(there)
+        if finite is not None:
+            return finite
         sums: dict[Any, list[Any]] = {}
         with paddle.no_grad():
             for gradient in there:
@@ -176,22 +179,22 @@ class Exchange:
             return all(math.isfinite(float(paddle.add_n(same))) for same in sums.values())
 
     def remember(self) -> None:
-        """Keep the buffers (BatchNorm statistics) of a good step, in case the next one is not."""
+        """Keep a copy of the buffers (BatchNorm statistics) of a good step, in case the next one is not."""
         for kept, buffer in zip(self._good, self.buffers):
             kept.copy_(buffer, True)
 
     def forget_step(self) -> None:
-        """Put the buffers back to before a step that is left out."""
+        """Restore the buffers to before a step that is skipped."""
         for kept, buffer in zip(self._good, self.buffers):
             buffer.copy_(kept, True)
 
     def same_buffers(self) -> None:
-        """Average over ranks the buffers that differ: after a forward pass outside of a step, or not BatchNorm's."""
+        """Average over ranks the buffers that differ, as after a forward pass outside of a step."""
         if self.comm.world.alone or not self.buffers:
             return
         digests = [hashlib.sha256(buffer.numpy().tobytes()).hexdigest()[:16] for buffer in self.buffers]
-        everybodys = self.comm.gather(digests, "check of buffers")
-        for buffer, *theirs in zip(self.buffers, *everybodys):
+        gathered = self.comm.gather(digests, "check of buffers")
+        for buffer, *theirs in zip(self.buffers, *gathered):
             if len(set(theirs)) > 1:
                 total = self.comm.all_reduce(buffer.astype("float64"), "average of buffers")
                 buffer.copy_((total / self.comm.world.size).astype(buffer.dtype), True)
@@ -199,14 +202,14 @@ class Exchange:
 
 
 def _over(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor in the memory of an array."""
+    """A tensor over the memory of an array."""
     return paddle.Tensor(
         value=array, place=paddle.CPUPlace(), persistable=False, zero_copy=True, name="", stop_gradient=True
     )
 
 
 def _views(flat: Any, tensors: list[Any]) -> list[Any]:
-    """For each tensor the part of `flat` that is its own, in its shape."""
+    """Each tensor's part of `flat`, in its shape."""
     ends = list(itertools.accumulate((int(tensor.size) for tensor in tensors), initial=0))
     return [_view(flat, start, stop, tensor.shape) for start, stop, tensor in zip(ends, ends[1:], tensors)]
 

@@ -1,4 +1,4 @@
-"""What a job needs to know of a model and its optimizer: parameters, buffers, settings, evaluation mode."""
+"""What a job needs to know about a model and its optimizer: parameters, buffers, settings, evaluation mode."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BATCH_NORMS = (nn.layer.norm._BatchNormBase, nn.BatchNorm)
 
 
 def unwrap(net: Any) -> Any:
-    """The user's own model inside `paddle.DataParallel`."""
+    """The model without `paddle.DataParallel`."""
     return net._layers if isinstance(net, paddle.DataParallel) else net
 
 
 @contextmanager
 def evaluating(net: Any) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards each layer is as it was, also those frozen on purpose."""
+    """Evaluation mode within the block; afterwards each layer has its former mode, also those frozen on purpose."""
     before = {layer: layer.training for layer in net.sublayers(include_self=True)}
     net.eval()
     try:
@@ -36,10 +36,10 @@ def held_parameters(net: Any, optimizer: Any) -> dict[str, Any]:
     """What the optimizer updates, by structured name (`features.0.weight`): the same in every process."""
     if hasattr(optimizer, "inner_optimizer"):
         raise FleetError(
-            f"{type(optimizer).__name__} hides its state in another optimizer and could not be resumed: give that one"
+            f"{type(optimizer).__name__} keeps its state in another optimizer and could not be resumed: pass that one"
         )
     if getattr(optimizer, "_accumulators", None):
-        raise FleetError("the optimizer has already made steps: call job.prepare before the first one")
+        raise FleetError("the optimizer has already made steps: call job.prepare before the first step")
     sparse = [name for name, layer in net.named_sublayers() if getattr(layer, "_sparse", False)]
     if sparse:
         raise FleetError(
@@ -58,7 +58,7 @@ def held_parameters(net: Any, optimizer: Any) -> dict[str, Any]:
     if len(found) < len(held):
         raise FleetError(
             f"the optimizer also holds {len(held) - len(found)} parameters that are not the model's: they would be "
-            f"neither exchanged nor saved; put everything that is trained into one Layer"
+            f"neither exchanged nor saved; put everything to be trained into one Layer"
         )
     return found
 
@@ -72,7 +72,7 @@ def describe_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: one(parameter) for name, parameter in parameters.items()}
 
 
-# Bookkeeping of Paddle's, not settings.
+# Paddle's bookkeeping, not settings.
 _NOT_SETTINGS = (
     "learning_rate",
     "master_grad",
@@ -109,7 +109,7 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def only_reads_gradients(optimizer: Any) -> bool:
-    """Whether a step leaves gradients as they are. Paddle's own optimizers do; its clipping writes to them."""
+    """Whether a step leaves gradients unchanged. Paddle's own optimizers do; its clipping modifies them."""
     groups = [group for group in optimizer._param_groups if isinstance(group, dict)]
     clips = [optimizer._grad_clip, *(group.get("grad_clip") for group in groups)]
     return type(optimizer).__module__.startswith("paddle.optimizer.") and not any(clips)

@@ -1,4 +1,4 @@
-"""Autocast and loss scaling. Clipping stays the optimizer's own `grad_clip`: it sees reduced, unscaled gradients."""
+"""Autocast and loss scaling. Clipping is the optimizer's own `grad_clip`, which sees reduced, unscaled gradients."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _MOVING = ("scale", "incr_count", "decr_count")
 
 
 class Precision:
-    """AMP at one level: O0 is float32 throughout, O1 casts inside the forward pass, O2 also holds weights in it.
+    """AMP at one level: O0 is float32, O1 casts within the forward pass, O2 also stores weights in low precision.
 
     Paddle has no autocast on a CPU: there every level is O0, and `note` says so.
     """
 
     def __init__(self, level: str, dtype: str | None, device: Device) -> None:
         if level not in LEVELS:
-            raise FleetError(f"amp={level!r} is none of {', '.join(LEVELS)}")
+            raise FleetError(f"amp must be one of {', '.join(LEVELS)}, got {level!r}")
         if dtype not in (None, *DTYPES):
-            raise FleetError(f"amp_dtype={dtype!r} is none of {', '.join(DTYPES)}")
+            raise FleetError(f"amp_dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         self.level = level if device.has_autocast else "O0"
         self.dtype = dtype or "float16"
         self.note = (
@@ -50,7 +50,7 @@ class Precision:
         return self.enabled and self.dtype == "float16"
 
     def wrap(self, net: Any, optimizer: Any) -> None:
-        """Let `net` compute in lower precision and answer in float32, so that the loop's loss needs no change."""
+        """Make `net` compute in lower precision and return float32, so that the loss needs no change."""
         if not self.enabled:
             return
         if self.level == "O2":
@@ -65,7 +65,7 @@ class Precision:
         net.forward = autocast
 
     def state(self) -> dict[str, float]:
-        """What of the scaler changes during training, as plain data for state.json."""
+        """The part of the scaler's state that changes during training, as plain data for state.json."""
         state = self.scaler.state_dict() if self.scaling else {}
         return {name: float(np.asarray(state[name]).reshape(-1)[0]) for name in _MOVING if name in state}
 
@@ -77,7 +77,7 @@ class Precision:
 
 
 def plain(net: Any) -> Any:
-    """`net` as its author wrote it, in float32: itself, or a copy where `Precision.wrap` changed it."""
+    """`net` without autocast, in float32: itself, or a copy if `Precision.wrap` changed it."""
     if "forward" not in net.__dict__:
         return net
     net = copy.deepcopy(net)

@@ -1,4 +1,4 @@
-"""From a loss to a step of the optimizer: accumulation, exchange, the checks that keep ranks together, NaN guard."""
+"""From a loss to an optimizer step: accumulation, exchange, checks that the ranks agree, NaN guard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON_NAN = ("stop", "skip")
 
 
 class Stepper:
-    """Counts batches into steps. A step is `accumulate` batches, fewer at the end of an epoch."""
+    """Groups batches into steps. A step has `accumulate` batches, fewer at the end of an epoch."""
 
     def __init__(
         self,
@@ -37,22 +37,22 @@ class Stepper:
     ) -> None:
         self.comm, self.state, self.precision, self.exchange = comm, state, precision, exchange
         self.net, self.optimizer, self.accumulate, self.on_nan = net, optimizer, accumulate, on_nan
-        self.loss = math.nan  # of the last good step, the mean over all ranks
-        self.called = True  # whether the batch in hand has been through backward
-        self._share = 1.0  # of the batch in hand in its step: by samples
+        self.loss = math.nan  # mean over all ranks, of the last good step
+        self.called = True  # whether the current batch went through backward
+        self._share = 1.0  # of the current batch in its step, by samples
         self._sum = 0.0
         self._samples = 0
         exchange.lent = only_reads_gradients(optimizer)
-        self._everything = net.parameters()  # once: walking a large model takes time
+        self._everything = net.parameters()  # collected once: walking a large model takes time
 
-    def begin(self, loader: Loader, left: int | None) -> None:
-        """A batch is about to be handed out; `left` counts it and those after it in this epoch."""
+    def begin(self, loader: Loader, remaining: int | None) -> None:
+        """A batch is about to be yielded; `remaining` counts it and those after it in this epoch."""
         state = self.state
         if state.done == 0:
-            state.begin_step(self.accumulate if left is None else min(self.accumulate, left))
+            state.begin_step(self.accumulate if remaining is None else min(self.accumulate, remaining))
             ahead = loader.plan.length - (loader.position - loader.real)
             self._samples = min(state.group * loader.plan.global_batch, ahead)
-        # By samples, not 1 / group: the last batch of an epoch may be partly padding.
+        # By samples, not 1 / group: the last batch of an epoch may contain padding.
         self._share = loader.real / self._samples if state.group > 1 else 1.0
         self.called = False
         if isinstance(self.net, paddle.DataParallel):
@@ -62,18 +62,16 @@ class Stepper:
     def backward(self, loss: Any) -> None:
         state = self.state
         if self.called:
-            raise FleetError("job.backward belongs inside `for batch in job.steps(loader)`, once for each batch")
+            raise FleetError("job.backward must be called within `for batch in job.steps(loader)`, once per batch")
         if state.torn:
             raise FleetError(
-                "the step before was interrupted while the optimizer changed the weights, which are now between two "
-                "steps: call job.resume() to go back to the last checkpoint"
+                "the previous step was interrupted while the optimizer changed the weights, which are now partly "
+                "updated: call job.resume() to return to the last checkpoint"
             )
         if state.done == 0:
             self._refuse_leftovers()
         if loss.size != 1:
-            raise FleetError(
-                f"job.backward needs a single number, this loss has shape {list(loss.shape)}: take its mean"
-            )
+            raise FleetError(f"job.backward needs a scalar loss, this one has shape {list(loss.shape)}: take its mean")
         self.called = True
         self._sum += float(loss.item()) * self._share
         scaled = self.precision.scaler.scale(loss * self._share if state.group > 1 else loss)
@@ -86,8 +84,8 @@ class Stepper:
             self._finish()
 
     def _refuse_leftovers(self) -> None:
-        """Gradients of another loss would be added to this one's without a word. (Zeros, as clear_grad() leaves them,
-        change nothing.)"""
+        """Gradients of another loss would be added to this one's silently. (Zeros, as clear_grad() leaves them, are
+        harmless.)"""
         for name, parameter in zip(self.exchange.names, self.exchange.parameters):
             gradient = parameter._grad_ivar()
             if gradient is not None and bool((gradient != 0).any()):
@@ -98,32 +96,32 @@ class Stepper:
                 )
 
     def drop_batch(self) -> None:
-        """What an interrupted batch has left behind: gradients, and the statistics of its forward pass."""
+        """Discard what an interrupted batch left behind: gradients, and statistics of its forward pass."""
         self._clear()
         self.exchange.forget_step()
 
     def end(self) -> None:
-        """The loop has come back for the next batch."""
+        """The loop asks for the next batch."""
         if not self.called:
             raise FleetError(
-                f"a batch went by without job.backward on {self.comm.world.name()} ({self.state}): every rank must "
-                f"call it for every batch, or the others wait; to leave a batch out, multiply its loss by 0"
+                f"job.backward was not called for a batch on {self.comm.world.name()} ({self.state}): every rank must "
+                f"call it for every batch, or the others wait; to skip a batch, multiply its loss by 0"
             )
 
     def abandon(self) -> None:
-        """The epoch is over, or its loop was left: gradients that wait for more batches are dropped."""
+        """The loop has ended or was left: drop gradients that were waiting for more batches."""
         self.called = True
         if self.state.done:
             log.say(
-                f"{self.state.done} of {self.state.group} accumulated batches made no step when the loop was left and "
-                f"are dropped"
+                f"the loop was left within a step: {self.state.done} of {self.state.group} accumulated batches are "
+                f"dropped"
             )
             self.state.drop_batches()
             self._sum = 0.0
             self._clear()
 
     def _clear(self) -> None:
-        # All of the model's, not the optimizer's alone: others would pile up from step to step.
+        # All of the model's, not only the optimizer's: the others would accumulate from step to step.
         for parameter in self._everything:
             parameter.clear_gradient(False)
 
@@ -148,7 +146,7 @@ class Stepper:
 
     def _finite(self, vitals: Vitals) -> bool:
         if not vitals.bad and self.comm.device.overlaps_exchange and not self.precision.scaling:
-            # Here the gradients are summed already: whose they were cannot be told any more. A scaler looks itself.
+            # The gradients are already summed here, so the rank is unknown. A scaler checks by itself.
             return self.exchange.reduced_finite()
         return not vitals.bad
 
@@ -157,8 +155,8 @@ class Stepper:
             name = self.comm.world.name
             shown = "; ".join(f"{rate:.9g} on {name(rank)}" for rank, rate in enumerate(vitals.rates))
             raise MismatchError(
-                f"the learning rates differ ({where}): {shown}. Decide them from figures that are the same "
-                f"on all ranks, such as job.evaluate's",
+                f"the learning rates differ between ranks ({where}): {shown}. Derive them from values that are the "
+                f"same on all ranks, such as job.evaluate's",
                 ranks=_odd(vitals.rates),
             )
 
@@ -167,10 +165,10 @@ class Stepper:
             groups: dict[int, list[str]] = {}
             for rank, total in enumerate(vitals.sums):
                 groups.setdefault(total, []).append(self.comm.world.name(rank))
-            shown = " than on ".join(", ".join(ranks) for ranks in sorted(groups.values(), key=len))
+            shown = " and ".join(", ".join(ranks) for ranks in sorted(groups.values(), key=len))
             raise MismatchError(
-                f"the weights differ ({where}): {vitals.probed} is another on {shown}. Something changed them on some "
-                f"ranks only, or the hosts compute differently",
+                f"the weights differ ({where}): {vitals.probed} differs between {shown}. Something changed them on "
+                f"some ranks only, or the hosts compute differently",
                 ranks=_odd(vitals.sums),
             )
 
@@ -183,15 +181,15 @@ class Stepper:
             self.state.step_refused()
             self.comm.flight.step = self.state.step
             raise NonFiniteError(
-                f"{what}. The weights are still those of the step before; on_nan='skip' leaves such steps out",
+                f"{what}. The weights are those of the previous step; on_nan='skip' skips such steps",
                 ranks=vitals.bad,
             )
         self.state.step_skipped()
         if self.comm.world.first:
-            log.say(f"step skipped: {what}; {self.state.skipped} skipped so far")
+            log.say(f"step skipped: {what}; {self.state.skipped} steps skipped so far")
 
 
 def _odd(values: Sequence[float]) -> list[int]:
-    """The ranks that do not have the commonest value; none where there is no such value."""
+    """The ranks whose value is not the most common one; none if there is a tie."""
     (common, most), *others = Counter(values).most_common(2)
     return [rank for rank, value in enumerate(values) if value != common] if others and most > others[0][1] else []

@@ -160,7 +160,7 @@ def test_a_batch_without_backward_is_said_on_the_rank_that_left_it_out(tmp_path)
     ends = start(steps, 2, tmp_path / "out", str(tmp_path / "run"), "continue").wait(60)
     assert ends[1].error is not None, ends[1].output
     kind, message = ends[1].error
-    assert kind == "FleetError" and "without job.backward on rank 1" in message
+    assert kind == "FleetError" and "job.backward was not called for a batch on rank 1" in message
     assert ends[0].error is not None and ends[0].error[0] == "CommError"
 
 

@@ -233,7 +233,7 @@ def test_killed_and_started_again_it_goes_on(place):
     assert re.search(rf"resumed from \S+-step-{reached}: epoch \d, step {reached}, ", said), said[-3000:]
     whole, again = ((place / run / "latest.pdparams").read_bytes() for run in ("run", "killed"))
     assert whole == again  # as if nobody had killed it
-    assert "nothing to do: 3 of 3 epochs are done already" in call(place, 2, "tools/train.py", *arguments)
+    assert "nothing to do: 3 of 3 epochs are done" in call(place, 2, "tools/train.py", *arguments)
 
 
 def test_resume_takes_the_directory_of_a_run(place):
@@ -313,8 +313,8 @@ def test_weights_know_how_their_images_are_prepared(place):
 @pytest.mark.parametrize(
     ("script", "arguments", "code", "said"),
     [
-        ("train", ["--data-path=nowhere"], 1, "error: there is no data set at nowhere; expected is one of:"),
-        ("train", ["--data-path=nothing"], 1, "error: nothing has no train/ (it holds nothing)"),
+        ("train", ["--data-path=nowhere"], 1, "error: no data set found at nowhere; expected one of:"),
+        ("train", ["--data-path=nothing"], 1, "error: nothing has no train/ (it contains nothing)"),
         ("train", ["--data-path=data", "--batch-size=0"], 2, "'0' is no whole number from 1 up"),
         ("train", ["--data-path=data", "--batch-size=1000"], 1, "error: "),
         ("train", ["--data-path=data", "--device=tpu"], 1, "error: device must be one of auto, cpu, gpu, got 'tpu'"),
@@ -337,7 +337,7 @@ def test_weights_know_how_their_images_are_prepared(place):
             "was trained with different preprocess (resize_short was 37, is 73, crop was 32, is 64): use",
         ),
         ("eval", ["--data-path=data"], 1, "error: --pretrained=<run>/latest.pdparams is required"),
-        ("eval", ["--data-path=half", "--pretrained=run/best.pdparams"], 1, "that the training set does not know"),
+        ("eval", ["--data-path=half", "--pretrained=run/best.pdparams"], 1, "that are not in the training set"),
         (
             "eval",
             ["--data-path=half", "--pretrained=bare.pdparams"],

@@ -156,7 +156,7 @@ def through(path, way, clips):
         if number % 3 == 1 and job.world.first:
             scores = net[1](scores)
         job.backward(F.cross_entropy(scores, labels))
-    exchange = job._stepper.exchange
+    exchange = job._loop.stepper.exchange
     return [tensors.fingerprint(net), exchange._shared is not None, exchange.lent]
 
 

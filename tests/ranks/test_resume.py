@@ -162,9 +162,7 @@ def test_an_epoch_is_not_continued_with_other_data(tmp_path):
     assert run(with_other_data, 1, tmp_path / "out", str(tmp_path / "run"), 64, True) == [5]
     for length, shuffle in ((72, True), (64, False)):
         ((kind, message),) = run_raising(with_other_data, 1, tmp_path / "out", str(tmp_path / "run"), length, shuffle)
-        assert (
-            kind == "CheckpointError" and "from the middle of an epoch of {'samples': 64, 'shuffle': True}" in message
-        )
+        assert kind == "CheckpointError" and "saved within an epoch over {'samples': 64, 'shuffle': True}" in message
     assert run(with_other_data, 1, tmp_path / "out", str(tmp_path / "run"), 64, True) == [8]
 
 

@@ -65,7 +65,7 @@ def test_list_files(tmp_path, folder):
     assert len({first, second, value["fingerprint"]}) == 3  # labels and names count
     assert value["classes"] == ["tench, Tinca tinca", "goldfish", "shark"]
     ((_, message),) = run_raising(found, 1, tmp_path / "out", str(folder), True, ["goldfish", "shark"])
-    assert "label_list.txt names other classes than the weights were trained for" in message
+    assert "label_list.txt names different classes than the weights were trained on" in message
 
 
 def test_evaluation_needs_no_training_set(tmp_path, folder):
@@ -81,19 +81,19 @@ def test_evaluation_needs_no_training_set(tmp_path, folder):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("nothing there", "there is no data set at"),
-        ("empty", "has no train/ (it holds nothing)"),
+        ("nothing there", "no data set found at"),
+        ("empty", "has no train/ (it contains nothing)"),
         ("images at the top", "has no train/ (it holds 1.png, 2.png)"),
         ("no val", "has no val/ (it holds train)"),
-        ("no images", "there are no images in"),
-        ("other classes", "has 2 class(es) that the training set does not know (ant, cow), none in common"),
-        ("one class more", "has 1 class(es) that the training set does not know (ant), 2 in common"),
+        ("no images", "no images found in"),
+        ("other classes", "has 2 class(es) that are not in the training set (ant, cow), none in common"),
+        ("one class more", "has 1 class(es) that are not in the training set (ant), 2 in common"),
         ("list of nonsense", "train_list.txt:2: 'a.png two' is not `path label`"),
         ("negative label", "train_list.txt:1: 'a.png -1' is not `path label`"),
         ("odd digit", "train_list.txt:1: 'a.png ²' is not `path label`"),
         ("one list", "has no train_list.txt"),
         ("label too large", "label 5 is used, but there are 3 classes"),
-        ("names out of order", "label_list.txt: expected is `number name` on each line, numbers from 0 up in order"),
+        ("names out of order", "label_list.txt: expected `number name` on each line"),
     ],
 )
 def test_a_wrong_layout_is_told_with_the_right_one(tmp_path, folder, wrong, said):
@@ -164,7 +164,7 @@ def test_unreadable_images_are_counted_and_left_out_on_all_ranks(tmp_path, folde
     for path in (folder / "val").glob("*/*"):
         path.write_text("not an image")
     for kind, message in run_raising(labels_of, 2, tmp_path / "out", str(tmp_path / "run"), str(folder), 0, True):
-        assert kind == "DataError" and f"there are no images in the val set of {folder}" in message
+        assert kind == "DataError" and f"no images found in the val set of {folder}" in message
 
 
 def drawn(root, steps):
@@ -174,7 +174,7 @@ def drawn(root, steps):
 
     from deploy.inference_python import preprocess
     from models.mobilenet_v3_small import data
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from ppfleet.data.sampler import mix
 
     files, how = data.find(root), preprocess.settings(32)

@@ -77,19 +77,19 @@ def other_answer(path, what):
 def test_a_static_model_that_answers_differently_is_not_exported(tmp_path):
     for ranks in (1, 2):
         for kind, message in run_raising(other_answer, ranks, tmp_path / "out", str(tmp_path / "run"), "random"):
-            assert kind == "ExportError" and "answers differently" in message
+            assert kind == "ExportError" and "gives different outputs" in message
     assert not (tmp_path / "run/export").exists()
     assert not list((tmp_path / "run").rglob(".tmp-*"))
 
 
 def test_a_model_that_paddle_cannot_export_is_an_export_error_everywhere(tmp_path):
     for kind, message in run_raising(other_answer, 2, tmp_path / "out", str(tmp_path / "run"), "unexportable"):
-        assert kind == "ExportError" and "Paddle cannot make a static model of this" in message
+        assert kind == "ExportError" and "Paddle cannot convert this model to a static one" in message
 
 
 def test_a_fixed_batch_and_nonsense_are_refused(tmp_path):
     ((kind, message),) = run_raising(other_answer, 1, tmp_path / "out", str(tmp_path / "run"), "fixed")
-    assert kind == "ExportError" and "leave it None" in message
+    assert kind == "ExportError" and "must be None" in message
     ((kind, message),) = run_raising(other_answer, 1, tmp_path / "out", str(tmp_path / "run"), "nonsense")
     assert kind == "ExportError" and "neither a shape like [None, 3, 224, 224]" in message
 
@@ -162,7 +162,7 @@ def test_the_stamp_goes_first_and_comes_last(tmp_path):
 
 def test_nan_does_not_pass_for_parity(tmp_path):
     ((message, _),) = run(exports, 1, tmp_path / "out", str(tmp_path / "run"), "nan")
-    assert "the dynamic model answers with NaN" in message
+    assert "the dynamic model returns NaN" in message
 
 
 def test_layers_frozen_on_purpose_stay_so(tmp_path):
@@ -241,7 +241,10 @@ def test_a_format_that_nothing_here_can_run_is_called_unchecked(tmp_path):
     without = ["onnxruntime", "openvino"]
     ((facts, names, said),) = run(written, 1, tmp_path / "out", str(tmp_path / "model"), ["onnx"], without)
     assert "inference.onnx" in names and facts["parity"]["unchecked"] == ["inference.onnx"]
-    assert facts["parity"]["largest_error"] is None and said == "inference.onnx is unchecked: nothing here can run it"
+    assert (
+        facts["parity"]["largest_error"] is None
+        and said == "inference.onnx is unchecked: no installed runtime supports it"
+    )
 
 
 @with_onnx
@@ -249,21 +252,21 @@ def test_a_format_that_answers_differently_is_not_exported(tmp_path):
     for without, name in (([], "openvino"), (["openvino"], "onnxruntime")):
         arguments = (str(tmp_path / "model"), ["paddle", "onnx"], without, True)
         ((said, names),) = run(written, 1, tmp_path / "out", *arguments)
-        assert f"(inference.onnx, run by {name}) answers differently" in said and names == []
+        assert f"(inference.onnx, run by {name}) gives different outputs" in said and names == []
 
 
 def test_formats_that_cannot_be_written(tmp_path):
     ((said, names),) = run(written, 1, tmp_path / "out", str(tmp_path / "a"), ["onnx"], ["paddle2onnx"])
     assert "needs paddle2onnx: pip install paddle2onnx" in said and names == []
     ((said, names),) = run(written, 1, tmp_path / "out", str(tmp_path / "a"), ["tflite"])
-    assert "some of paddle, pdmodel, onnx are wanted" in said and names == []
+    assert "formats must be some of paddle, pdmodel, onnx" in said and names == []
 
 
 @with_onnx
 def test_a_model_that_cannot_be_converted_is_an_export_error(tmp_path):
     ((said, names),) = run(written, 1, tmp_path / "out", str(tmp_path / "a"), ["odd"])
     assert said.startswith("paddle2onnx cannot convert this model: ") and names == []
-    assert "unsupported operators" in said and "leave the format onnx out" in said and "\n" not in said
+    assert "unsupported operators" in said and "omit the format onnx" in said and "\n" not in said
 
 
 def find(path):
@@ -281,6 +284,6 @@ def test_models_of_either_paddle_are_found(tmp_path):
         directory = tmp_path / suffix
         directory.mkdir()
         (directory / f"inference{suffix}").write_text("")
-        assert "holds no exported model" in run(find, 1, tmp_path / "out", str(directory))[0]
+        assert "contains no exported model" in run(find, 1, tmp_path / "out", str(directory))[0]
         (directory / "inference.pdiparams").write_text("")
         assert run(find, 1, tmp_path / "out", str(directory)) == [f"inference{suffix}"]

@@ -39,7 +39,7 @@ def passes(threads, shuffle, start, how):
     import numpy as np
     from paddle.io import Dataset
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     dataset = numbers(27)
 
@@ -71,7 +71,7 @@ def test_any_number_of_threads_gives_what_a_plain_data_set_gives(tmp_path, shuff
 
 
 def failing(threads, bad):
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     def refuse(index):
         if index in bad:
@@ -93,7 +93,7 @@ def ends(how):
     import os
     import signal
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     drawn, handed = [], []
 
@@ -125,7 +125,7 @@ def test_threads_end_with_their_pass(tmp_path, how):
 
 
 def unfinished():
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     kept = iter(make_loader(numbers(10**6), PLAN, 2))
     next(kept)
@@ -141,7 +141,7 @@ def ahead():
     """The largest number of samples drawn beyond the batch in hand, once the threads could do no more."""
     import time
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     drawn = []
     loader, beyond = make_loader(numbers(each=drawn.append), PLAN, 2), []
@@ -161,7 +161,7 @@ def kept(threads):
     """A view of each batch of a pass, when the batches themselves are gone, and others were drawn since."""
     import gc
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     loader = make_loader(numbers(), PLAN, threads)
     parts = [values[1:2].reshape([-1]) for values, _ in loader]
@@ -194,7 +194,7 @@ def test_a_tensor_is_the_arrays_memory(tmp_path):
 def own_getitem(workers):
     import numpy as np
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     class Doubled(type(numbers())):
         def __getitem__(self, index):
@@ -215,7 +215,7 @@ def test_a_getitem_of_its_own_is_respected(tmp_path, workers):
 def with_collate(workers):
     import numpy as np
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     def labels(samples):
         return [np.array([label for _, label in samples])]

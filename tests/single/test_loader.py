@@ -10,7 +10,7 @@ from tests.harness import run, run_raising
 
 
 def batches(workers, epoch):
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from tests import blocks
 
     plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": True, "tail": "drop"}
@@ -34,7 +34,7 @@ def draws(epoch, seed, stream):
 
     import paddle
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     def draw(index):
         return [index, random.random(), float(np.random.rand())]
@@ -67,7 +67,7 @@ def test_each_sample_has_randomness_of_its_own(tmp_path, stream):
 
 
 def weights(rank):
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from tests import blocks
 
     plan = {"batch_size": 6, "rank": rank, "size": 2, "seed": 3, "shuffle": False, "tail": "pad"}
@@ -84,7 +84,7 @@ def test_weights_make_a_mean_over_the_real_samples(tmp_path):
 def streams(rank, size, tail, position):
     import paddle
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     class Stream(paddle.io.IterableDataset):
         def __iter__(self):
@@ -116,7 +116,7 @@ def test_a_stream_is_cut_into_equal_steps_without_loss(tmp_path):
 
 
 def left_early():
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from tests import blocks
 
     plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
@@ -137,7 +137,7 @@ def lazy(path, workers):
 
     import paddle
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     class Lazy(paddle.io.Dataset):
         """Opens its file at the first use, as LMDB and HDF5 readers do."""
@@ -167,7 +167,7 @@ def test_a_file_opened_at_first_use_is_opened_in_the_workers(tmp_path):
 def refusals():
     import paddle
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from ppfleet.errors import DataError
     from tests import blocks
 
@@ -196,7 +196,14 @@ def refusals():
 def test_what_cannot_work_is_refused_with_advice(tmp_path):
     (said,) = run(refusals, 1, tmp_path)
     for message, part in zip(
-        said, ("map-style Dataset", "map-style Dataset", "int is no data set", "workers=-1", "batch_size=0")
+        said,
+        (
+            "map-style Dataset",
+            "map-style Dataset",
+            "int is not a data set",
+            "workers must be >= 0, got -1",
+            "batch_size must be >= 1, got 0",
+        ),
     ):
         assert part in message
 
@@ -207,7 +214,8 @@ def shared_memory(free_batches, workers, local_size):
     from collections import namedtuple
 
     from ppfleet import log
-    from ppfleet.data import loader as module
+    from ppfleet.data import create
+    from ppfleet.data import workers as module
     from tests import blocks
 
     said, told = [], []
@@ -223,7 +231,7 @@ def shared_memory(free_batches, workers, local_size):
 
     module.DataLoader = recording
     plan = {"batch_size": 8, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
-    small = module.make_loader(blocks.Pictures(32), plan, workers=workers, local_size=local_size)
+    small = create.make_loader(blocks.Pictures(32), plan, workers=workers, local_size=local_size)
     count = sum(len(labels) for _, labels in small) + sum(len(labels) for _, labels in small)
     return [count, len(said), told, " ".join(said)]
 
@@ -245,7 +253,7 @@ def orphans(path):
     import signal
     from pathlib import Path
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from tests import blocks
 
     plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
@@ -273,7 +281,7 @@ def passes_with_workers(left_early):
     """Three passes, each to its end or left in the middle; the children of this process after each."""
     import psutil
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from tests import blocks
 
     plan = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
@@ -302,7 +310,7 @@ def killed_worker(in_step):
 
     import psutil
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from tests import blocks
 
     class Deadly(blocks.Points):
@@ -332,7 +340,7 @@ def test_a_killed_worker_is_a_sentence(tmp_path, in_step):
 
 
 def failing_worker():
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
     from tests import blocks
 
     class Broken(blocks.Points):
@@ -362,7 +370,7 @@ def test_dictionaries_and_strings_pass_through(tmp_path, workers):
 def dictionaries(workers):
     import paddle
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     class Named(paddle.io.Dataset):
         def __len__(self):
@@ -384,7 +392,7 @@ def paddle_draws(workers, rank, size, start, stream):
     """Index, and what each sample draws from Paddle's generator: in the data set and, as a tensor, in a transform."""
     import paddle
 
-    from ppfleet.data.loader import make_loader
+    from ppfleet.data.create import make_loader
 
     def draw(index):
         noise = paddle.uniform([2], min=0, max=1).numpy().tolist()

@@ -109,7 +109,7 @@ def interrupted_optimizer(path):
 
 def test_weights_between_two_steps_are_not_trained_on(tmp_path):
     ((kind, message),) = run_raising(interrupted_optimizer, 1, tmp_path / "out", str(tmp_path / "run"))
-    assert kind == "FleetError" and "between two steps: call job.resume()" in message
+    assert kind == "FleetError" and "partly updated: call job.resume()" in message
 
 
 @pytest.mark.parametrize("kills", [(5,), (11,), (17, 25), (28, 40)])

@@ -181,7 +181,7 @@ def test_wrong_options_are_explained(tmp_path):
         "O0, O1, O2",
         "float16, bfloat16",
         "stop, skip",
-        "the least is 1",
+        "must be >= 1",
         "paddlepaddle-gpu is not installed",
         "auto, cpu, gpu",
     )

@@ -61,7 +61,7 @@ def test_what_the_environment_says_stays(tmp_path):
     assert said["idle"] == "as KMP_BLOCKTIME says" and spin == 77
     assert said["malloc"] == "as MALLOC_ARENA_MAX says" and said["mkl"] == "as MKL_DEBUG_CPU_TYPE says" and mkl == "4"
     code, text = tune(tmp_path, PPFLEET_THREADS="many").error
-    assert code == "WorldError" and "PPFLEET_THREADS=many is no number of threads" in text
+    assert code == "WorldError" and "PPFLEET_THREADS must be a positive number of threads, got 'many'" in text
 
 
 def test_idle_threads_do_not_spin(tmp_path):

@@ -30,7 +30,7 @@ def test_a_line_is_plain_json_with_null_for_what_is_not_finite(tmp_path):
 
 def test_names_of_the_line_itself_are_taken(tmp_path):
     for name in ("time", "step"):
-        with pytest.raises(FleetError, match=f"cannot be called '{name}'"):
+        with pytest.raises(FleetError, match=f"cannot be named '{name}'"):
             History(tmp_path / NAME).add(1, {name: 1.0})
 
 
@@ -119,7 +119,7 @@ def test_a_full_disk_costs_lines_not_the_training(tmp_path, capsys):
     board.add(5, {"a": 1})
     assert [line.step for line in read(tmp_path / NAME)] == [1, 5]
     said = capsys.readouterr().err
-    assert said.count("cannot write") == 1 and "training goes on" in said
+    assert said.count("cannot write") == 1 and "training continues" in said
 
 
 def test_a_place_that_takes_no_file_is_said(tmp_path):

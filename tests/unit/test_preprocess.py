@@ -8,7 +8,7 @@ import pytest
 
 from deploy.inference_python import preprocess
 from models.mobilenet_v3_small import augment
-from models.mobilenet_v3_small.unread import Unread
+from models.mobilenet_v3_small.partial_jpeg import PartialImage
 
 HOW = preprocess.settings(32)
 
@@ -82,7 +82,7 @@ def test_a_jpeg_is_decoded_down_to_the_crop_and_to_the_same_pixels(tmp_path, dec
     path = jpeg(tmp_path / "a.jpg", image, *settings)
     whole = preprocess.read(path)
     for bottom in range(1, 84):
-        unread = Unread(path)
+        unread = PartialImage(path)
         assert unread.shape == (83, 61)
         assert (unread[bottom // 2 : bottom, 5:50] == whole[bottom // 2 : bottom, 5:50]).all()
         assert decoded.pop() == (bottom + 2 if bottom <= 83 - 16 - 2 else 83, 61, 3)
@@ -114,7 +114,7 @@ def test_what_cannot_be_left_early_is_decoded_as_a_whole(tmp_path, decoded, capf
     if kind == "bytes after it":
         path.write_bytes(path.read_bytes() + b"more")
     whole = preprocess.read(path)
-    unread, bottom = Unread(str(path)), 40 if kind != "narrow" else 62
+    unread, bottom = PartialImage(str(path)), 40 if kind != "narrow" else 62
     assert unread.shape == whole.shape[:2] == ((60, 80) if kind == "on its side" else (80, whole.shape[1]))
     assert (unread[3:bottom, 1:7] == whole[3:bottom, 1:7]).all()
     assert decoded == [whole.shape] * 2
@@ -127,14 +127,16 @@ def test_a_truncated_jpeg_is_refused_however_little_of_it_is_needed(tmp_path, le
     jpeg(path, noise(64, 64, 3))
     path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size)])
     with pytest.raises(preprocess.BadImage, match=f"^{path}: "):
-        Unread(str(path))[0:1, 0:1]
+        PartialImage(str(path))[0:1, 0:1]
 
 
 def test_a_training_sample_is_the_same_from_a_file_and_from_its_pixels(tmp_path, decoded):
     path = jpeg(tmp_path / "a.jpg", noise(120, 160, 3))
     whole = preprocess.read(path)
     for seed in range(20):
-        drawn = [augment.augment(image, 32, 0.1, ["flip"], random.Random(seed)) for image in (Unread(path), whole)]
+        drawn = [
+            augment.augment(image, 32, 0.1, ["flip"], random.Random(seed)) for image in (PartialImage(path), whole)
+        ]
         assert (drawn[0] == drawn[1]).all()
     assert len(decoded) == 21 and min(decoded)[0] < 80
 

@@ -96,7 +96,7 @@ def test_positions_and_totals():
     ("options", "message"),
     [
         ({"length": 0, "batch_size": 1}, "empty"),
-        ({"length": 5, "batch_size": 0}, "at least one sample"),
+        ({"length": 5, "batch_size": 0}, "batch_size must be >= 1"),
         ({"length": 5, "batch_size": 2, "tail": "keep"}, "drop, pad"),
         ({"length": 5, "batch_size": 2, "size": 3, "tail": "drop"}, "smaller batch_size"),
     ],

@@ -1,6 +1,6 @@
-"""An image file that is decoded when a part of it is asked for, a JPEG no further down than to the end of that part.
+"""An image file that is decoded on access, a JPEG only down to the last row that is needed.
 
-A JPEG cannot be entered in its midst, but it can be left: with a smaller height in its header, decoding stops there.
+Decoding a JPEG cannot start in the middle, but it can stop early: with a smaller height in its header it stops there.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from deploy.inference_python import preprocess
 from deploy.inference_python.preprocess import Image
 
 _FIRST, _LAST = b"\xff\xd8", b"\xff\xd9"
-_FRAMES, _SCAN = (0xC0, 0xC1), 0xDA  # rows in their order, Huffman coded
-# Tables, comments and applications' own. Not 0xE1 (Exif may say that the image lies on its side), nor 0xDD (marks in
-# the data, at which a decoder that has stopped would complain).
+_FRAMES, _SCAN = (0xC0, 0xC1), 0xDA  # sequential, Huffman coded
+# Tables, comments and application data. Not 0xE1 (Exif may say that the image is rotated), nor 0xDD (restart markers,
+# about which a decoder that stopped early would complain).
 _OTHERS = {0xC4, 0xDB, 0xFE, 0xE0, *range(0xE2, 0xF0)}
-_MORE = 2  # rows: where colours are coarser than brightness, a row's colours also come from the next ones
+_MORE = 2  # rows: with subsampled colours a row's colours also come from the next ones
 _BLOCK = 16  # rows that are decoded together
 
 
-class Unread:
-    """Like an array it has a `shape` and can be cut: to the same pixels as the whole image."""
+class PartialImage:
+    """Like an array it has a `shape` and can be sliced, with the same pixels as the whole image."""
 
     def __init__(self, path: str) -> None:
         self._path, self._data = path, preprocess.load(path)
@@ -37,25 +37,25 @@ class Unread:
         enough = row + _MORE
         if self._place is not None and enough <= self.shape[0] - _BLOCK:
             upper = bytearray(self._data)
-            del upper[-len(_LAST) :]  # where the decoder would complain about bytes left over
+            del upper[-len(_LAST) :]  # at which the decoder would complain about remaining bytes
             upper[self._place : self._place + 2] = enough.to_bytes(2, "big")
             try:
                 return preprocess.decode(upper, self._path)
             except preprocess.BadImage:
-                pass  # too few bytes are left over, or it is damaged: that is for the whole to tell
+                pass  # too few bytes remain, or it is damaged: decoding the whole file will tell
         if self._whole is None:
             self._whole = preprocess.decode(self._data, self._path)
         return self._whole
 
 
 def _where_height_is(data: bytes) -> int | None:
-    """In a JPEG that is complete, upright, and has one scan of rows in their order; in any other file None."""
+    """The offset of the height in a JPEG that is complete, upright and has one sequential scan; otherwise None."""
     if data[:2] != _FIRST or data[-2:] != _LAST:
         return None
     at, place = 2, None
     while at + 10 <= len(data) and data[at] == 0xFF:
         kind = data[at + 1]
-        if kind == _SCAN:  # of all colours that the frame has
+        if kind == _SCAN:  # it must contain all components of the frame
             return place if place and data[at + 4] == data[place + 4] else None
         if kind in _FRAMES:
             place = at + 5

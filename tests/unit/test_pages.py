@@ -36,13 +36,26 @@ def test_links_lead_somewhere(page):
         assert not anchor or target.suffix != ".md" or anchor in pages.headings(target), f"{name(page)}: {link}"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "README_cn.md"], ids=name)
+def promises(page):
+    return [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| **")]
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs/promises.md", ROOT / "docs/promises_cn.md"], ids=name)
 def test_each_promise_names_tests_that_are_there(page):
-    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| **")]
+    rows = promises(page)
     assert len(rows) > 10
     for row in rows:
         tests = re.findall(r"`([\w/.]+)`", row.split(" | ")[-1])
         assert tests and all((ROOT / "tests" / test).exists() for test in tests), row
+
+
+@pytest.mark.parametrize("suffix", ["", "_cn"])
+def test_the_readme_promises_what_the_page_explains(suffix):
+    short, full = (
+        [row.split("**")[1] for row in promises(ROOT / page)]
+        for page in (f"README{suffix}.md", f"docs/promises{suffix}.md")
+    )
+    assert short and short == [promise for promise in full if promise in short]
 
 
 def test_make_targets_that_pages_name_exist():

@@ -170,7 +170,7 @@ def _parity(directory: Path, names: Sequence[str], cases: Sequence[Case]) -> dic
             if not error <= TOLERANCE:
                 raise ExportError(
                     f"the static model ({program.name}, run by {name}) gives different outputs: error {error:.3g} "
-                    f"of the largest output, allowed {TOLERANCE:g}. Common causes: a Python condition on a tensor's value, "
+                    f"of the largest output, allowed {TOLERANCE:g}. Common causes: a Python condition on a tensor, "
                     f"randomness or layers in training mode in forward()"
                 )
             errors[program.name][name] = error

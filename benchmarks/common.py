@@ -1,4 +1,4 @@
-"""What all benchmarks share: contenders in processes of their own that take turns, medians, the machine, the table.
+"""What all benchmarks share: contenders in separate processes that take turns, medians, the machine, the table.
 
 Two frameworks cannot share a process, nor always an environment. So each contender is a worker: the same script,
 started by its own Python with `--worker`, which sets itself up and then runs some steps whenever it is told to. Only
@@ -45,12 +45,12 @@ Arrays = dict[str, Any]
 
 
 def serve(contenders: Mapping[str, Callable[[Case], Any]]) -> None:
-    """Be a worker, if the command line says so. A contender is a class with `run(steps)` and `check() -> arrays`."""
+    """Act as a worker if the command line says so. A contender is a class with `run(steps)` and `check() -> arrays`."""
     if sys.argv[1:2] != ["--worker"]:
         return
     name, case = sys.argv[2], json.loads(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
     if case.get("pinned"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case["threads"]])
     contender = contenders[name](case)
@@ -175,7 +175,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def started(workers: Iterable[Worker]) -> Iterator[list[Worker]]:
-    """The workers, one started after the other; ended after the block."""
+    """The workers, started one after the other and stopped after the block."""
     running: list[Worker] = []
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -190,7 +190,7 @@ def started(workers: Iterable[Worker]) -> Iterator[list[Worker]]:
 
 
 def environment() -> dict[str, str]:
-    """This process' own without what would make workers unlike each other."""
+    """This process's environment without variables that would make workers unequal."""
     apart = ("PADDLE_", "FLAGS_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLIBC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
     return {**env, "GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore"}
@@ -227,8 +227,8 @@ def same(workers: list[Worker], truth: Worker, tolerances: Mapping[str, float]) 
 def take_turns(
     workers: list[Worker], rounds: int, seconds: float, lead: int = 1, rest: float = SPIN, order: str = "run"
 ) -> dict[str, list[float]]:
-    """Seconds a step of each worker in each round. A turn takes about `seconds` (0: one step), after `lead` steps that
-    do not count: others had the caches, or batches were prepared in the meantime."""
+    """Seconds per step of each worker and round. A turn takes about `seconds` (0: one step), after `lead` steps that
+    do not count, as other workers used the caches and batches were prepared in the meantime."""
     steps = {}
     for worker in workers:
         worker.ask(order, lead + 1)
@@ -260,7 +260,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """How many times as fast we are, from seconds for the same work, round by round."""
+    """Our speed relative to theirs, from seconds for the same work, round by round."""
     told = spread([peer / mine for mine, peer in zip(ours, theirs)])
     return {"value": told["median"], "low": told["low"], "high": told["high"]}
 
@@ -278,7 +278,7 @@ def fill(name: str, shape: Iterable[int]) -> Any:
 
 
 def batch(size: int, pixels: int, classes: int = 1000) -> tuple[Any, Any]:
-    """Images and labels, the same for everybody, others on another rank."""
+    """Images and labels: the same for every contender, different on each rank."""
     draw = np.random.RandomState(size * pixels + int(os.environ.get("RANK", "0")))
     images = draw.standard_normal((size, 3, pixels, pixels)).astype(np.float32)
     return images, draw.randint(0, classes, size).astype(np.int64)

@@ -30,7 +30,7 @@ TOLERANCE = {"": 1e-4}
 
 
 class Script:
-    """A loop over batches of files: prepare, ask the network, take the best class."""
+    """A loop over batches of files: preprocess, run the network, take the best class."""
 
     ahead = False  # whether threads prepare the next images meanwhile
 
@@ -98,7 +98,7 @@ class Ours(Script):
 
 
 class PaddleInference(Script):
-    """As it comes, but for the number of threads."""
+    """With its defaults, except for the number of threads."""
 
     def load(self, models: str, threads: int) -> None:
         from paddle import inference

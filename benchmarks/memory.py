@@ -70,14 +70,14 @@ class Long:
         self.loop = loop()
 
     def run(self, steps: int) -> float:
-        """MB that this process holds after so many steps more."""
+        """MB that this process uses after so many more steps."""
         for _ in range(steps):
             next(self.loop)
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
 class Start:
-    """All that comes before the first step."""
+    """Everything before the first step."""
 
     def __init__(self, case: Case) -> None:
         import paddle
@@ -92,7 +92,7 @@ class Start:
 
 
 class Import:
-    """The least that anything with Paddle takes."""
+    """The minimum that any script with Paddle needs."""
 
     def __init__(self, case: Case) -> None:
         import paddle

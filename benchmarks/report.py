@@ -1,4 +1,4 @@
-"""What a benchmark leaves: a table on the screen and in markdown, the figures as JSON, a plot as SVG.
+"""The results of a benchmark: a table on the screen and in markdown, the figures as JSON, a plot as SVG.
 
 python benchmarks/report.py         # the last run of each into docs/performance.md and _cn, with the plots beside
 """
@@ -18,7 +18,7 @@ HEAD = ("work", "ours", "peer", "ratio", "goal", "floor", "met")
 
 @dataclass
 class Row:
-    """A line of the table. `value` is to be at least `goal`, or `floor`; with `most`, at most."""
+    """A line of the table. `value` should be at least `goal` and must be at least `floor`; with `most`, at most."""
 
     work: str
     ours: str

@@ -29,7 +29,7 @@ TOLERANCES = {"": 3e-2, "change": 0.1}
 
 
 def changes(weights: Arrays) -> Arrays:
-    """What the steps have made of the weights that all began with."""
+    """The weights after the steps, from the same initial weights."""
     return {f"change: {name}": array - fill(name, array.shape) for name, array in weights.items()}
 
 
@@ -167,7 +167,7 @@ CONTENDERS = {"ours": Ours, "Paddle": Paddle, "PyTorch": Torch, "PyTorch channel
 
 
 class Machine:
-    """What one core could do at best: the fastest matrix product at hand, and memory."""
+    """The upper bound of one core: the fastest matrix product here, and memory bandwidth."""
 
     def __init__(self, case: Case) -> None:
         import torch

@@ -38,7 +38,7 @@ paddle.seed(0)  # the same weights on every process
 
 
 def forward():
-    """Loss and accuracy, in the program at hand."""
+    """Loss and accuracy, in the current program."""
     images, labels = static.data("images", [None, 784], "float32"), static.data("labels", [None, 1], "int64")
     scores = mnist.network()(images)
     return nn.functional.cross_entropy(scores, labels), paddle.metric.accuracy(scores, labels)

@@ -76,7 +76,7 @@ for epoch in range(chosen.epochs):
     for part in mnist.batches(len(digits), epoch, chosen):
         losses.append(run(train, pictures[part], digits[part])[0])
     print(f"epoch {epoch}: the mean loss was {np.mean(losses[before:]):.6f}", flush=True)
-wait_for_all()  # whoever was faster gets the changes of the others
+wait_for_all()  # so that faster workers get the changes of the others
 print(f"after {len(losses)} steps the loss of all {len(digits)} images is {measure(pictures, digits)[0]:.6f}")
 pictures, digits = mnist.load(chosen.data_path, train=False)
 accuracy = measure(pictures, digits)[1]

@@ -11,13 +11,13 @@ from typing import Any
 from ppfleet import foreign
 
 STALLED = 76  # exit code of a rank that the watchdog ended
-PREEMPTED = 75  # exit code after SIGTERM, with everything saved: start again to go on
+PREEMPTED = 75  # exit code after SIGTERM with everything saved: run the same command again to resume
 
 
 class FleetError(Exception):
     """Anything that ppfleet refuses or cannot do; `except ppfleet.FleetError` catches the whole family."""
 
-    code: Any = "fleet"  # stable; a raising site may choose a finer one
+    code: Any = "fleet"  # stable; `raise` may pass a more specific one
 
     def __init__(self, text: str = "", *, code: str = "", **fields: Any) -> None:
         """`fields`: plain data about it, such as `ranks=[1]`, for the flight record and for other ranks."""
@@ -34,22 +34,22 @@ class PaddleMissing(FleetError, ImportError):
 
 
 class WorldError(FleetError):
-    """The environment describes no possible job: a missing rank, an endpoint listed twice."""
+    """The environment does not describe a valid job: a missing rank, an endpoint listed twice."""
 
     code = "world"
 
 
 class CommError(FleetError):
-    """A peer died or did not answer, or the backend cannot do what was asked of it.
+    """A peer died or did not answer, or the backend does not support the operation.
 
-    Finer codes: `port_taken`, `not_joined`, `peer_lost`.
+    More specific codes: `port_taken`, `not_joined`, `peer_lost`.
     """
 
     code = "comm"
 
 
 class Stalled(CommError, SystemExit):
-    """The watchdog ends the job: a rank stalled, or the ranks diverged. Uncaught it is an exit code.
+    """The watchdog ends the job: a rank stalled, or the ranks diverged. Uncaught, it is an exit code.
 
     The class's `code` is "stalled"; an instance's is the exit code, as Python reads it from there.
     """
@@ -62,7 +62,7 @@ class Stalled(CommError, SystemExit):
 
 
 class Preempted(SystemExit):
-    """SIGTERM came: the end. Uncaught it is an exit code: PREEMPTED where all is saved, 143 where it could not be.
+    """SIGTERM ends the job. Uncaught, it is an exit code: PREEMPTED if everything is saved, otherwise 143.
 
     The class's `code` is "preempted"; an instance's is the exit code, as Python reads it from there.
     """
@@ -81,7 +81,7 @@ class MismatchError(FleetError):
 
 
 class DataError(FleetError):
-    """A data set or a loader setting that cannot work. Finer code: `worker_died`."""
+    """A data set or a loader setting that cannot work. More specific code: `worker_died`."""
 
     code = "data"
 
@@ -105,13 +105,13 @@ class OutputError(FleetError):
 
 
 class ExportError(FleetError):
-    """A model cannot be exported, or its static form answers differently."""
+    """A model cannot be exported, or its static form gives different outputs."""
 
     code = "export"
 
 
 class ConfigError(FleetError):
-    """A TIPC text file, or a mode asked of it, that cannot be run as it stands."""
+    """A TIPC text file, or a mode of it, that cannot be run."""
 
     code = "config"
 
@@ -132,7 +132,7 @@ def pack(failure: BaseException) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any], before: str = "", **fields: Any) -> FleetError:
-    """The exception that `pack` took, with its code and class; a FleetError for a class that is not of this family."""
+    """The exception that was packed, with its class and code; a FleetError if its class is not one of ours."""
     found = globals().get(str(packed["type"]))
     family = found if isinstance(found, type) and issubclass(found, FleetError) else None
     text = str(packed["text"]) if family else f"{packed['type']}: {packed['text']}"

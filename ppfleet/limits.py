@@ -1,7 +1,7 @@
-"""All time limits, in seconds, and what depends on what. What a user may set is an argument of `Job` or an option.
+"""All time limits, in seconds, and what depends on what. What users may change is an argument of `Job` or an option.
 
 Paddle's own, which ours must stay below or above: gloo aborts a collective after 30 s; Paddle's launcher kills its
-trainers 30 s after SIGTERM. (process_tree.py, which runs as a script of its own, keeps its one limit itself.)
+trainers 30 s after SIGTERM. (process_tree.py, which also runs as a script, has its own limit.)
 """
 
 from __future__ import annotations

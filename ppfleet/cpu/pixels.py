@@ -1,4 +1,4 @@
-"""The last step of a thread that loads images: from pixels to the network's planes, in one pass over both."""
+"""The last step of loading an image: normalise its pixels and split them into channels, in one pass."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Array = np.ndarray[Any, Any]
 
 
 class ToPlanes:
-    """(pixel / 255 - mean) / std of each colour, as one product and one difference in float32: NumPy's bits."""
+    """(pixel / 255 - mean) / std for each channel, as one multiplication and one subtraction, with the bits of NumPy."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self._scale = np.array([1 / (255 * spread) for spread in std], np.float32)
         self._shift = np.array([centre / spread for centre, spread in zip(mean, std)], np.float32)
 
     def __call__(self, image: Array, out: Array) -> bool:
-        """Height x width x 3 of 8 bits to `out`, 3 x height x width. False: not done, for want of compiled code,
-        of AVX2, or of arrays in one piece."""
+        """Convert uint8 of height x width x 3 to `out`, 3 x height x width. False if nothing was done, because there is
+        no compiled code or AVX2, or the arrays are not contiguous."""
         fits = image.dtype == np.uint8 and out.dtype == np.float32 and (3, *image.shape) == (*out.shape, 3)
         if not (build.is_loaded() and fits and image.flags.c_contiguous and out.flags.c_contiguous):
             return False
         arrays = (image, self._scale, self._shift, out)
-        # Other threads may run Python meanwhile.
+        # ctypes releases the GIL here.
         return bool(_compiled()(image.size // 3, *(array.ctypes.data for array in arrays)))
 
 

@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 class ToPlanes:
-    """(pixel / 255 - mean) / std for each channel, as one multiplication and one subtraction, with the bits of NumPy."""
+    """(pixel / 255 - mean) / std for each channel, as one product and one difference: the same bits as NumPy."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self._scale = np.array([1 / (255 * spread) for spread in std], np.float32)

@@ -398,7 +398,7 @@ def accumulates(path):
     losses = []
     for points, _ in job.steps(job.loader(blocks.Points(64), 8, shuffle=True)):
         job.backward((net(points).mean() * 0 + 2.0).reshape([1]))
-        losses.append(job._stepper.loss)
+        losses.append(job._loop.stepper.loss)
     steps = job.step
     for number, (points, _) in enumerate(job.steps(job.loader(blocks.Points(64), 8, shuffle=True))):
         job.backward(net(points).mean())
@@ -491,7 +491,7 @@ def test_an_exception_is_saved_where_it_came(tmp_path):
 
 def test_weights_between_two_steps_are_not_saved(tmp_path):
     (refusal,) = run(stops_and_goes_on, 1, tmp_path / "out", str(tmp_path / "run"), "interrupt")
-    assert "interrupted halfway" in refusal
+    assert "interrupted optimizer step" in refusal
 
 
 def with_a_card(path, card, score, resume):

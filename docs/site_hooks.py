@@ -17,7 +17,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Browsers and screen readers are told which language a page is in."""
-    chinese = page.file.src_uri.endswith("_cn.md") or page.file.src_uri == "test_tipc/README.md"
+    path = page.file.src_uri
+    chinese = path.endswith("_cn.md") or (path.startswith("test_tipc/") and not path.endswith("_en.md"))
     return output.replace('<html lang="en"', '<html lang="zh"', 1) if chinese else output
 
 

@@ -143,7 +143,7 @@ def measure(case: Case) -> dict:
 
 
 def watched(job, on: bool) -> None:
-    """Turn flight record, watch and comparison of weights on or off."""
+    """Turn flight record, watchdog and comparison of weights on or off."""
     flight, watch, exchange = job.flight, job.comm.watch, job._loop.stepper.exchange
     parts = (
         (flight, {"enter": lambda *_, **__: NOTHING, "leave": lambda *_: None}),
@@ -170,7 +170,7 @@ def show(result: dict) -> None:
     print(
         f"{result['ranks']} rank(s): step {step['job']:.1f} ms through Job, {step['hand']:.1f} ms by hand; "
         f"{ratio['hand']}\n"
-        f"  without flight record and watch {step['bare']:.1f} ms: {ratio['bare']}\n"
+        f"  without flight record and watchdog {step['bare']:.1f} ms: {ratio['bare']}\n"
         f"  save {save['job']:.0f} ms, {size['job']:.1f} MB (flushed, hashed, read back, and latest.pdparams); "
         f"paddle.save {save['paddle']:.0f} ms, {size['paddle']:.1f} MB",
         flush=True,

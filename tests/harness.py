@@ -21,9 +21,12 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -148,6 +151,30 @@ def environment(rank: int, endpoints: list[str], extra: dict[str, str] | None = 
             PADDLE_CURRENT_ENDPOINT=endpoints[rank],
         )
     return {**env, **(extra or {})}
+
+
+def wait_for(
+    condition: Callable[[], Any], seconds: float, what: str, details: Callable[[], object] = lambda: ""
+) -> Any:
+    """Poll until the condition is true, and return its value; fail with what was awaited, and with details if given.
+
+    A condition that cannot become true any longer may raise AssertionError itself.
+    """
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what}\n{details()}".rstrip())
+        time.sleep(0.05)
+    return value
+
+
+def wait_for_the_end_of(processes: Iterable[psutil.Process], seconds: float = 60) -> None:
+    """Zombies count as ended: their parents may be busy."""
+
+    def alive() -> list[psutil.Process]:
+        return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    wait_for(lambda: not alive(), seconds, "the processes end", alive)
 
 
 def watch(command: list[str], directory: Path) -> tuple[int, str]:

@@ -5,7 +5,6 @@ import math
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,7 +15,7 @@ import pytest
 from ppfleet.__main__ import main
 from ppfleet.checkpoint.history import RANKS, curves, read
 from tests.faults.test_watch import Victims
-from tests.harness import ROOT, environment, free_ports
+from tests.harness import ROOT, environment, free_ports, wait_for
 from tests.unit.test_report import Page
 
 
@@ -86,13 +85,15 @@ def ask(server, port, what, **query):
     """VisualDL's answer, once it is up."""
     address = f"http://127.0.0.1:{port}/app/api/scalar/{what}?{urllib.parse.urlencode(query)}"
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + 60
-    while True:
+
+    def answered():
         try:
             with direct.open(address, timeout=10) as answer:
-                told = json.load(answer)
-            assert told["status"] == 0, told
-            return told["data"]
+                return json.load(answer)
         except (urllib.error.URLError, ConnectionError):
-            assert server.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+            assert server.poll() is None, "VisualDL's server ended"
+            return None
+
+    told = wait_for(answered, 60, "VisualDL's server answers")
+    assert told["status"] == 0, told
+    return told["data"]

@@ -18,7 +18,7 @@ import pytest
 from ppfleet.errors import PREEMPTED, STALLED
 from ppfleet.watchdog import recorder
 from tests.faults.chaos import VICTIM, saved_step
-from tests.harness import ROOT, environment, free_ports, start
+from tests.harness import ROOT, environment, free_ports, start, wait_for
 
 
 class Victims:
@@ -47,10 +47,11 @@ class Victims:
         return self
 
     def until(self, condition, seconds=60):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline and all(p.poll() is None for p in self.processes), self.outputs()
-            time.sleep(0.02)
+        def reached():
+            assert all(process.poll() is None for process in self.processes), self.outputs()
+            return condition()
+
+        wait_for(reached, seconds, "what the test waits for", self.outputs)
 
     def outputs(self):
         return [(self.place / f"rank{rank}.out").read_text(errors="replace") for rank in range(len(self.processes))]
@@ -209,8 +210,7 @@ def waits_for_another(path):
 
 def test_a_rank_that_is_killed_while_others_wait_for_it_on_the_store(tmp_path):
     running = start(waits_for_another, 3, tmp_path / "out", str(tmp_path / "run"))
-    while not (tmp_path / "run/there").exists():
-        time.sleep(0.05)
+    wait_for((tmp_path / "run/there").exists, 60, "rank 2 is in its long computation")
     os.kill(running.processes[2].pid, signal.SIGKILL)
     for end in running.wait(15)[:2]:
         assert end.error == ("CommError", end.error[1]) and "rank 2 on 127.0.0.1 was killed by SIGKILL" in end.error[1]
@@ -388,12 +388,11 @@ def test_sigterm_in_an_evaluation_makes_it_again_after_the_resume(tmp_path, with
     marker = tmp_path / "fast"
     running = start(evaluates, 2, tmp_path / "out", str(tmp_path / "run"), str(marker), with_epochs)
     rings = tmp_path / "run/flight"
-    deadline = time.monotonic() + 60
-    while not any(
-        e.what == "next batch of the evaluation" for r in rings.glob("*.ring") for e in recorder.read(r).entries
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+
+    def entered():
+        return [e.what for ring in rings.glob("*.ring") for e in recorder.read(ring).entries]
+
+    wait_for(lambda: "next batch of the evaluation" in entered(), 60, "the evaluation begins")
     running.processes[1].send_signal(signal.SIGTERM)
     assert [end.code for end in running.wait(60)] == [PREEMPTED] * 2
     entries = [recorder.read(ring).entries for ring in rings.glob("*.ring")]
@@ -423,10 +422,12 @@ def second_job(path):
 
 def test_sigterm_in_the_second_job_of_a_process(tmp_path):
     running = start(second_job, 1, tmp_path / "out", str(tmp_path))
-    deadline = time.monotonic() + 60
-    while not any(e.step > 5 for r in tmp_path.glob("second/flight/*.ring") for e in recorder.read(r).entries):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    rings = tmp_path / "second/flight"
+    wait_for(
+        lambda: any(e.step > 5 for r in rings.glob("*.ring") for e in recorder.read(r).entries),
+        60,
+        "step 6 of the second",
+    )
     running.processes[0].send_signal(signal.SIGTERM)
     assert running.wait(20)[0].code == PREEMPTED
     assert len(list(tmp_path.glob("second/checkpoints/0*"))) == 1
@@ -445,8 +446,7 @@ def loads_long(path, own):
 @pytest.mark.parametrize(("own", "code"), [(False, PREEMPTED), (True, 17)])
 def test_sigterm_outside_of_training_ends_at_once_and_a_handler_of_the_scripts_own_stays(tmp_path, own, code):
     running = start(loads_long, 1, tmp_path / "out", str(tmp_path / "run"), own)
-    while not (tmp_path / "run/there").exists():
-        time.sleep(0.05)
+    wait_for((tmp_path / "run/there").exists, 60, "the job is there")
     running.processes[0].send_signal(signal.SIGTERM)
     assert running.wait(20)[0].code == code
 
@@ -460,10 +460,12 @@ def launched(tmp_path):
         [*command, str(VICTIM), str(tmp_path / "run"), plan], cwd=ROOT, env=environment(0, []), stdout=out, stderr=out
     )
     rings = tmp_path / "run/flight"
-    deadline = time.monotonic() + 60
-    while len([r for r in rings.glob("*.ring") if len(recorder.read(r).entries) > 40]) < 2:
-        assert time.monotonic() < deadline and launcher.poll() is None
-        time.sleep(0.05)
+
+    def both_train():
+        assert launcher.poll() is None, (tmp_path / "launcher.out").read_text()
+        return len([r for r in rings.glob("*.ring") if len(recorder.read(r).entries) > 40]) == 2
+
+    wait_for(both_train, 60, "both ranks train")
     return launcher, [psutil.Process(recorder.read(r).facts["pid"]) for r in rings.glob("*.ring")]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
+from tests.harness import wait_for
 from tests.hosts import namespaces
 from tests.tipc_files import surroundings
 
@@ -93,12 +94,12 @@ class Cluster:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait_for(self, what: str, condition: Callable[[], object], seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                state = self.run("scontrol", "show", "job") + self.run("sinfo", "--Node", "--long")
-                raise AssertionError(f"{what} did not come within {seconds:g} s\n{state}")
-            time.sleep(0.2)
+        wait_for(
+            condition,
+            seconds,
+            what,
+            lambda: self.run("scontrol", "show", "job") + self.run("sinfo", "--Node", "--long"),
+        )
 
     def idle(self) -> int:
         """How many nodes are up and free."""

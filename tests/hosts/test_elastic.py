@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import ROOT, wait_for
 from tests.hosts import counted, namespaces
 from tests.tipc_files import surroundings
 
@@ -55,15 +55,16 @@ class Hosts:
         self.start(f"host{number}", number, [*words, *self.script(number)], GLOO_SOCKET_IFNAME="")
 
     def wait_for(self, what, condition, seconds=90):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                texts = [path.read_text()[-2000:] for path in sorted(self.place.glob("host*.out"))]
-                raise AssertionError("\n\n".join([f"{what} did not come within {seconds} s", *texts]))
+        def supervised():
             for number in self.supervised:
                 if self.codes()[number] not in (None, 0):
                     self.elastic(number)
-            time.sleep(0.1)
+            return condition()
+
+        def outputs():
+            return "\n\n".join(path.read_text()[-2000:] for path in sorted(self.place.glob("host*.out")))
+
+        wait_for(supervised, seconds, what, outputs)
 
     def goes_on_with(self, ranks, steps=6):
         """Wait until so many ranks have made so many steps more."""

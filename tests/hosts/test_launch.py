@@ -11,7 +11,7 @@ from importlib.metadata import version
 import psutil
 import pytest
 
-from tests.harness import ROOT, free_ports
+from tests.harness import ROOT, free_ports, wait_for, wait_for_the_end_of
 from tests.hosts import namespaces
 from tests.tipc_files import surroundings
 
@@ -73,13 +73,6 @@ class Host:
 
 
 SLOW_VICTIMS = [pytest.param(*each, marks=pytest.mark.slow) for each in ((0, "trainer"), (1, "launcher"))]
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come"
-        time.sleep(0.1)
 
 
 def weights(place):
@@ -162,8 +155,9 @@ def test_hosts_that_are_counted_and_not_listed(tmp_path, data, undisturbed):
 def running(hosts, place):
     """Both hosts train, and a checkpoint is there."""
     wait_for(
-        lambda: list(place.glob("run/checkpoints/*step*/manifest.json")) and all(h.of_kind("trainer") for h in hosts)
-    )
+        lambda: list(place.glob("run/checkpoints/*step*/manifest.json")) and all(h.of_kind("trainer") for h in hosts),
+        60, "a checkpoint, and trainers on both hosts", lambda: [host.output()[-3000:] for host in hosts],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("victim", "kind"), [(1, "trainer"), (0, "guard"), *SLOW_VICTIMS])
@@ -196,7 +190,7 @@ def test_a_link_that_is_cut_for_a_minute(tmp_path, data, undisturbed):
     flags = ["--ips=192.168.0.1,192.168.0.2", "--nproc_per_node=1", "--restarts=3"]
     with namespaces.two_hosts() as before:
         hosts = [Host(tmp_path, name, data, flags, words) for name, words in zip("ab", before)]
-        wait_for(lambda: list(tmp_path.glob("run/checkpoints/*step*/manifest.json")))
+        wait_for(lambda: list(tmp_path.glob("run/checkpoints/*step*/manifest.json")), 60, "a checkpoint")
         with namespaces.cut(before):
             time.sleep(60)
         ends = [host.end(300) for host in hosts]
@@ -227,12 +221,12 @@ def test_without_restarts_left_it_ends(tmp_path, data):
 )
 def test_no_trainer_is_left_behind(tmp_path, data, who, number):
     host = Host(tmp_path, "a", data, ["--nproc_per_node=2"])
-    wait_for(lambda: len(host.of_kind("trainer")) >= 2)
+    wait_for(lambda: len(host.of_kind("trainer")) >= 2, 60, "two trainers", host.output)
     everybody = [process for process, _ in host.tree()]
     (psutil.Process(host.process.pid) if who == "launch" else host.of_kind(who)[0]).send_signal(number)
     code, _ = host.end(60)
     assert code != 0 and (number != signal.SIGINT or code == 130)
-    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in everybody), 60)
+    wait_for_the_end_of(everybody)
 
 
 def test_secrets_do_not_reach_the_log_directory(tmp_path, data):

@@ -6,14 +6,13 @@ There is no Kubernetes here: what the kubelet and the operator set (names, hosts
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
-from tests.harness import ROOT
+from tests.harness import ROOT, wait_for
 from tests.hosts import counted, namespaces
 from tests.tipc_files import surroundings
 
@@ -67,10 +66,8 @@ class Pods:
 
     def train(self, steps=6):
         """Wait until so many steps more were made."""
-        deadline, goal = time.monotonic() + 60, len(counted.lines(self.run)) + steps
-        while len(counted.lines(self.run)) < goal:
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.1)
+        goal = len(counted.lines(self.run)) + steps
+        wait_for(lambda: len(counted.lines(self.run)) >= goal, 60, f"{goal} steps", self.output)
 
     def output(self):
         return "\n\n".join((self.place / f"{name}.out").read_text()[-3000:] for name in self.names)

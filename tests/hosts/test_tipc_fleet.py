@@ -6,11 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from tests.harness import free_ports
+from tests.harness import free_ports, wait_for
 from tests.hosts import namespaces
 from tests.tipc_files import FLEET_FILE as CONFIG
 from tests.tipc_files import SHORT, edited, model_repository, repository, surroundings
@@ -127,10 +126,7 @@ def test_ctrl_c_while_waiting(repo):
     kept.parent.mkdir(parents=True)
     kept.write_text("of the last run")
     node = start(repo, NODES[0], free_ports(4)[-1])
-    deadline = time.monotonic() + 30
-    while "waiting for" not in (repo / "node0.out").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: "waiting for" in (repo / "node0.out").read_text(), 30, "the node waits for the other")
     node.process.send_signal(signal.SIGINT)
     code, output = node.end(20)
     assert code == 130 and "Traceback" not in output and kept.read_text() == "of the last run"
@@ -169,10 +165,7 @@ def test_a_node_that_dies_is_noticed(repo):
     port = free_ports(4)[-1]
     first, second = (start(repo, address, port) for address in NODES)
     log = repo / f"test_tipc/output/toy/{LITE}/logs/norm_train_gpus_0_nodes_1.train.log"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and "now I hang" in log.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: log.exists() and "now I hang" in log.read_text(), 60, "the first node's own run hangs")
     first.process.kill()
     code, output = second.end(30)
     assert code == 1 and "127.0.0.2 has ended before norm_train_gpus_0,1_nodes_2.train" in output
@@ -192,17 +185,16 @@ def test_strangers_at_the_meeting_do_not_disturb(repo):
 
     port = free_ports(4)[-1]
     first = start(repo, NODES[0], port)
-    deadline = time.monotonic() + 30
     noise = (b"GET / HTTP/1.1\r\n\r\n", b"x" * 100000, b'{"node": 1}\n', b"[]\n", b"", b"[" * 4000 + b"\n")
+
+    def listens():
+        with socket.socket() as probe:
+            return probe.connect_ex((NODES[0], port - 1)) == 0
+
+    wait_for(listens, 30, "the first node listens")
     for message in noise:
-        while True:
-            try:
-                with socket.create_connection((NODES[0], port - 1), 2) as stranger:
-                    stranger.sendall(message)
-                break
-            except ConnectionRefusedError:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        with socket.create_connection((NODES[0], port - 1), 2) as stranger:
+            stranger.sendall(message)
     second = start(repo, NODES[1], port)
     assert [first.end()[0], second.end()[0]] == [0, 0]
 

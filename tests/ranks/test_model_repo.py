@@ -7,12 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
-from tests.harness import ROOT, environment, free_ports, run, run_raising
+from tests.harness import ROOT, environment, free_ports, run, run_raising, wait_for
 
 SMALL = ["--device=cpu", "--image-size=32", "--batch-size=16", "--crop=0.6", "--augment=none", "--workers=0"]
 
@@ -217,10 +216,12 @@ def test_killed_and_started_again_it_goes_on(place):
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 120
-        while not any(step >= 6 for step in steps_of(place / "killed")) and time.monotonic() < deadline:
+
+        def in_the_second_epoch():
             assert launcher.poll() is None
-            time.sleep(0.01)
+            return any(step >= 6 for step in steps_of(place / "killed"))
+
+        wait_for(in_the_second_epoch, 120, "a checkpoint of step 6")
         # Launcher and ranks, in the middle of the second epoch.
         everybody = psutil.Process(launcher.pid)
         for process in [everybody, *everybody.children(recursive=True)]:

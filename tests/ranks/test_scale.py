@@ -5,11 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
+from tests.harness import wait_for, wait_for_the_end_of
 from tests.tipc_files import surroundings
 
 SCRIPT = """
@@ -63,13 +63,6 @@ def facts(place):
     return json.loads((place / "out/scale.json").read_text())
 
 
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come"
-        time.sleep(0.05)
-
-
 def test_a_series_and_one_that_goes_on_with_more_seeds(tmp_path):
     code, told = end(start(tmp_path, "--ranks=1,2", "--seeds=0", "--batch=global"), tmp_path)
     assert code == 0, told
@@ -94,12 +87,12 @@ def test_a_series_and_one_that_goes_on_with_more_seeds(tmp_path):
 def test_a_series_that_is_stopped_leaves_nothing_running_and_goes_on(tmp_path, number):
     words = ("--ranks=1", "--seeds=0", "--batch=rank")
     series = start(tmp_path, *words, script=["--nap=0.2"], env={"EPOCHS": "500"})
-    wait_for(lambda: list(tmp_path.glob("out/1x1-*/run/checkpoints/*/manifest.json")))
+    wait_for(lambda: list(tmp_path.glob("out/1x1-*/run/checkpoints/*/manifest.json")), 60, "a checkpoint")
     below = psutil.Process(series.pid).children(recursive=True)
     series.send_signal(number)
     code, told = end(series, tmp_path)
     assert code == (130 if number == signal.SIGINT else -9) and below, told
-    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in below))
+    wait_for_the_end_of(below)
     assert number == signal.SIGKILL or "the same command goes on from here" in told
     assert not list(tmp_path.glob("out/*/result.json"))
     code, told = end(start(tmp_path, *words, script=["--nap=0.2"]), tmp_path)

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from ppfleet.cluster import process_tree
+from tests.harness import wait_for
 
 
 def guarded(tmp_path, code, grace="1", parent=None):
@@ -24,13 +24,6 @@ def alive(tmp_path):
         if process.info["cwd"] == str(tmp_path) and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
-
-
-def wait_for(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +76,7 @@ def test_the_guard_is_killed(tmp_path):
     process = guarded(tmp_path, "import time; print('ready', flush=True); time.sleep(60)")
     assert process.stdout.readline() == "ready\n"
     process.kill()
-    wait_for(lambda: not alive(tmp_path))
+    wait_for(lambda: not alive(tmp_path), 20, "every process below ends")
 
 
 def test_the_parent_is_killed(tmp_path):
@@ -94,7 +87,7 @@ def test_the_parent_is_killed(tmp_path):
     assert parent.stdout.readline() == "ready\n"
     assert len(alive(tmp_path)) >= 4
     parent.kill()
-    wait_for(lambda: not alive(tmp_path))
+    wait_for(lambda: not alive(tmp_path), 20, "every process below ends")
 
 
 def _starter():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness import run, run_raising
+from tests.harness import run, run_raising, wait_for
 
 PLAN = {"batch_size": 4, "rank": 0, "size": 1, "seed": 3, "shuffle": False, "tail": "pad"}
 
@@ -139,16 +139,14 @@ def test_a_pass_that_nobody_ends_does_not_keep_the_process(tmp_path):
 
 def ahead():
     """The largest number of samples drawn beyond the batch in hand, once the threads could do no more."""
-    import time
 
     from ppfleet.data.create import make_loader
 
     drawn = []
     loader, beyond = make_loader(numbers(each=drawn.append), PLAN, 2), []
     for number, _ in enumerate(loader, 1):
-        deadline = time.monotonic() + 5
-        while len(drawn) < min(64, 4 * (number + 2)) and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wanted = min(64, 4 * (number + 2))
+        wait_for(lambda: len(drawn) >= wanted, 5, f"{wanted} samples")  # noqa: B023
         beyond.append(len(drawn) - 4 * number)
     return beyond
 

@@ -5,13 +5,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import psutil
 import pytest
 
+from tests.harness import wait_for
 from tests.tipc_files import LONG, SHORT, edited, repository, surroundings, tipc
 
 LITE = "lite_train_lite_infer"
@@ -180,24 +180,17 @@ def test_nothing_outlives_the_runner(repo, number):
     command = [sys.executable, "-m", "ppfleet", "tipc", "run", "file.txt", LITE]
     process = subprocess.Popen(command, cwd=repo, env=surroundings(), stdout=subprocess.PIPE, text=True)
     log = repo / ROOT / "logs/norm_train_gpus_0,1_nodes_1.train.log"
-    wait_for(lambda: log.exists() and "now I hang" in log.read_text())
+    wait_for(lambda: log.exists() and "now I hang" in log.read_text(), 60, "the command hangs")
     assert len(processes(repo)) >= 4  # runner, guard, launcher, trainers
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    wait_for(lambda: not processes(repo))
+    wait_for(lambda: not processes(repo), 60, "every process of the run ends")
     if number == signal.SIGKILL:
         return
     assert process.returncode == 128 + number
     results = json.loads((repo / ROOT / "results.json").read_text())
     assert [e["status"] for e in results["commands"]] == ["failed", *["skipped"] * 6] and not results["finished"]
     assert results["commands"][0]["reason"] == f"interrupted by {number.name}"
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come"
-        time.sleep(0.1)
 
 
 def test_what_an_earlier_launch_left_in_the_environment_does_not_count(repo):
@@ -276,18 +269,18 @@ def test_a_command_whose_guard_is_killed_has_failed(repo, number):
     )
     log = hanging(repo, "eval", body)
     runner = background(repo)
-    wait_for(lambda: log.exists() and "now I hang" in log.read_text())
+    wait_for(lambda: log.exists() and "now I hang" in log.read_text(), 60, "the command hangs")
     guard_of(runner).send_signal(number)
     output, _ = runner.communicate(timeout=60)
     results = {e["stage"]: e for e in json.loads((repo / ROOT / "results.json").read_text())["commands"]}
     assert runner.returncode == 1 and results["eval"]["reason"] == f"ended by {number.name}", output
-    wait_for(lambda: not processes(repo))
+    wait_for(lambda: not processes(repo), 60, "every process of the run ends")
 
 
 def test_two_runners_keep_out_of_each_others_way(repo):
     log = hanging(repo)
     first = background(repo)
-    wait_for(lambda: log.exists() and "now I hang" in log.read_text())
+    wait_for(lambda: log.exists() and "now I hang" in log.read_text(), 60, "the command hangs")
     second = tipc(repo, "run", "file.txt", LITE)
     assert second.returncode == 2 and "another runner is at work in" in second.stderr
     first.terminate()
@@ -303,13 +296,13 @@ def test_a_run_outlives_whoever_looked_at_it(repo):
         subprocess.run(
             ["bash", "-c", shell], cwd=repo, env=surroundings(), capture_output=True, timeout=60, check=False
         )
-        wait_for(lambda: not processes(repo))
+        wait_for(lambda: not processes(repo), 60, "every process of the run ends")
         results = json.loads((repo / ROOT / "results.json").read_text())
         assert results["finished"] and {e["status"] for e in results["commands"]} == {"ok"}, redirection
         (repo / ROOT / "results.json").unlink()
     log = hanging(repo, body="print('now I hang', flush=True); time.sleep(3)")
     runner = background(repo, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    wait_for(lambda: log.exists() and "now I hang" in log.read_text())
+    wait_for(lambda: log.exists() and "now I hang" in log.read_text(), 60, "the command hangs")
     runner.send_signal(signal.SIGHUP)
     output, _ = runner.communicate(timeout=60)
     assert runner.returncode == 0, output

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from ppfleet.commands.launch import ps_roles
+from tests.harness import wait_for
 
 
 @pytest.fixture
@@ -24,16 +24,9 @@ def start(tmp_path, directory, code, role="TRAINER"):
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "did not come"
-        time.sleep(0.01)
-
-
 def test_a_worker_waits_for_all_others(tmp_path, directory):
     process = start(tmp_path, directory, "import sys; print(sys.argv, __name__); sys.exit()")
-    wait_for(directory.done)
+    wait_for(directory.done, 20, "the worker is done")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     assert not directory.failed()

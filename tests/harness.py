@@ -3,7 +3,9 @@
     values = run(my_function, 4, "an argument")       # what each rank returned, or raised
 
 The function gets plain JSON arguments and returns plain JSON data. It runs in processes of its own, so a test
-module may be imported without Paddle.
+module may be imported without Paddle. Importing Paddle takes two seconds of CPU time, more than most tests need for
+the rest: the ranks of a job are forked from processes (`tests/fork_server.py`, one for each rank number) that have
+imported it before, except where a test sets a variable that is read by then.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import importlib
 import json
 import os
 import pty
+import runpy
 import signal
 import socket
 import struct
@@ -27,6 +30,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 import psutil
+
+from tests import fork_server
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,7 +50,7 @@ class Rank:
 class Running:
     """A job that was started: its processes can be killed, its end waited for."""
 
-    processes: list[subprocess.Popen[bytes]]
+    processes: list[subprocess.Popen[bytes] | fork_server.Forked]
     directory: Path
     function: str
     logs: list[Any] = field(default_factory=list)
@@ -82,27 +87,21 @@ def start(
     function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, env: dict[str, str] | None = None
 ) -> Running:
     """Start `function(*arguments)` on that many ranks; `directory` takes their outputs."""
+    forked = all(name.startswith(("PADDLE_", "PPFLEET_")) for name in env or ())
     directory.mkdir(parents=True, exist_ok=True)
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks)]
     running = Running([], directory, function.__name__)
     for rank in range(ranks):
-        (directory / f"rank{rank}.json").unlink(missing_ok=True)
-        with (directory / f"rank{rank}.out").open("wb") as out:
-            command = [
-                sys.executable,
-                "-m",
-                "tests.harness",
-                function.__module__,
-                function.__name__,
-                str(directory / f"rank{rank}.json"),
-            ]
-            process = subprocess.Popen(
-                [*command, json.dumps(arguments)],
-                cwd=ROOT,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=environment(rank, endpoints, env),
-            )
+        for old in (directory / f"rank{rank}.json", directory / f"rank{rank}.out"):
+            old.unlink(missing_ok=True)
+        words = [function.__module__, function.__name__, str(directory / f"rank{rank}.json"), json.dumps(arguments)]
+        variables, output = environment(rank, endpoints, env), directory / f"rank{rank}.out"
+        if forked:
+            running.processes.append(fork_server.fork(rank, words, variables, output))
+            continue
+        with output.open("wb") as out:
+            command = [sys.executable, "-m", "tests.harness", *words]
+            process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=variables)
         running.processes.append(process)
     return running
 
@@ -229,4 +228,10 @@ def _main(module: str, name: str, path: str, arguments: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:]))
+    if sys.argv[1:] == ["serve"]:
+        sys.argv[1:] = fork_server.serve()  # returns in a forked rank
+    if sys.argv[1].endswith(".py"):  # a script: its uncaught exceptions are Python's to handle
+        del sys.argv[0]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        sys.exit(_main(*sys.argv[1:]))

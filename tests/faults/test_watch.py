@@ -17,6 +17,7 @@ import pytest
 
 from ppfleet.errors import PREEMPTED, STALLED
 from ppfleet.watchdog import recorder
+from tests import fork_server
 from tests.faults.chaos import VICTIM, saved_step
 from tests.harness import ROOT, environment, free_ports, start, wait_for
 
@@ -30,12 +31,10 @@ class Victims:
         endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks)]
         self.processes = []
         for rank in range(ranks):
-            with (place / f"rank{rank}.out").open("wb") as out:
-                command = [sys.executable, str(VICTIM), str(self.run), json.dumps(plan)]
-                process = subprocess.Popen(
-                    command, cwd=ROOT, env=environment(rank, endpoints), stdout=out, stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )  # fmt: skip
+            (place / f"rank{rank}.out").unlink(missing_ok=True)
+            words = [str(VICTIM), str(self.run), json.dumps(plan)]
+            env = environment(rank, endpoints)
+            process = fork_server.fork(rank, words, env, place / f"rank{rank}.out", session=True)
             self.processes.append(process)
 
     def until_step(self, step, seconds=60):

@@ -111,19 +111,41 @@ def test_a_result_that_cannot_travel_is_an_error_on_all(tmp_path):
     assert "a float32 at value: pass .item()" in first[1] and "a float32 at value: pass .item()" in other[1]
 
 
+class Gloo:
+    """Counts the calls of Paddle's collectives, all of which fail after 30 s; `SAY_WAITING` becomes 1 s."""
+
+    def __init__(self):
+        import paddle.distributed as dist
+
+        from ppfleet.distributed import collectives
+
+        self.calls = []
+        collectives.SAY_WAITING = 1.0
+        for name in ("all_reduce", "all_gather", "broadcast", "barrier", "gather", "reduce", "scatter", "send", "recv"):
+            setattr(dist, name, self._counted(name, getattr(dist, name)))
+
+    def _counted(self, name, function):
+        def call(*arguments, **options):
+            self.calls.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+
 def long_section(seconds):
     import paddle
 
-    comm = make()
+    comm, gloo = make(), Gloo()
     comm.on_first(lambda: time.sleep(seconds), "a long section")
-    return comm.all_reduce(paddle.ones([1])).tolist()
+    waited = list(gloo.calls)
+    return comm.all_reduce(paddle.ones([1])).tolist(), waited, gloo.calls
 
 
 def test_a_section_may_last_longer_than_gloos_30_s(tmp_path):
-    running = start(long_section, 2, tmp_path, 33)
-    ends = running.wait(90)
-    assert [end.value for end in ends] == [[2.0], [2.0]], [end.output for end in ends]
-    assert "rank 1 on 127.0.0.1 has waited 10 s in a long section for rank 0 on 127.0.0.1" in ends[1].output
+    """Nobody waits for it in gloo."""
+    ends = start(long_section, 2, tmp_path, 2.5).wait(60)
+    assert [end.value for end in ends] == [[[2.0], [], ["all_reduce"]]] * 2, [end.output for end in ends]
+    assert "rank 1 on 127.0.0.1 has waited 1 s in a long section for rank 0 on 127.0.0.1" in ends[1].output
 
 
 def dying_section():
@@ -162,16 +184,17 @@ def test_waiting_for_a_rank_that_left_ends(tmp_path, what):
 
 
 def late():
-    comm = make()
+    comm, gloo = make(), Gloo()
     if comm.world.rank == 1:
-        time.sleep(33)  # longer than gloo would wait
+        time.sleep(4)  # 1 s, and 1 s more in which the others find out who is missing
     comm.barrier("the start")
+    return gloo.calls
 
 
-def test_who_is_late_is_named(tmp_path):
-    ends = start(late, 3, tmp_path).wait(90)
-    assert [end.code for end in ends] == [0, 0, 0]
-    assert "has waited 10 s in the start for rank 1 on 127.0.0.1" in ends[0].output
+def test_who_is_late_is_named_and_may_take_longer_than_gloos_30_s(tmp_path):
+    ends = start(late, 3, tmp_path).wait(60)
+    assert [end.value for end in ends] == [[], [], []], [end.output for end in ends]
+    assert "has waited 1 s in the start for rank 1 on 127.0.0.1" in ends[0].output
 
 
 def init_twice():

@@ -1,7 +1,5 @@
 """Streams on several ranks: every rank must read the same samples, and a stream that does not give them is refused."""
 
-import time
-
 import pytest
 
 from tests.harness import run, run_raising, start
@@ -97,8 +95,6 @@ def test_a_stream_that_ends_a_few_samples_earlier_is_refused_on_all(tmp_path):
 def test_a_stream_that_ends_batches_earlier_ends_the_job_with_a_reason(tmp_path):
     for error, message in run_raising(evaluate, 2, tmp_path / "out", str(tmp_path / "run"), "three batches fewer"):
         assert error == "DataError" and "96 on rank 0" in message and "48 on rank 1" in message, message
-    began = time.monotonic()
     ends = start(train, 2, tmp_path / "out", str(tmp_path / "run2"), "three batches fewer").wait(60)
-    assert time.monotonic() - began < 45
     assert all(end.code not in (0, None) for end in ends)
     assert any("end of the stream" in end.output for end in ends), [end.output[-600:] for end in ends]

@@ -1,0 +1,417 @@
+"""What the watchdog decides: on a lost peer, a stall, SIGTERM, a goodbye. Its own thread, with a hub and a clock that
+the test moves."""
+
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import pytest
+
+from ppfleet.distributed.world import World
+from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
+from ppfleet.limits import RAISE, SAVE_AFTER_SIGTERM, UNREACHABLE
+from ppfleet.watchdog import recorder, watchdog
+from ppfleet.watchdog.diagnosis import Beat, Limits
+from ppfleet.watchdog.events import Code, Event, Kind, Operation
+from ppfleet.watchdog.hub import Gone
+
+GRADIENTS = "all-reduce of gradients"
+
+
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class FakeHub:
+    """In place of the connections: the test says what is heard, and sees what is sent. The watchdog's thread makes one
+    round for each `turn`."""
+
+    bell = -1
+
+    def __init__(self, world, me):
+        self.who = {rank: {"pid": 0, "boot": "elsewhere"} for rank in range(world.size)}
+        self.who[world.rank] = me
+        self.sent = []
+        self._rounds, self._made, self._changed = [], -1, threading.Condition()
+
+    def listen(self):
+        return 0
+
+    def join(self, token, port):
+        pass
+
+    def ring(self):
+        self._give((-1, {"bell": b"\0"}))
+
+    def send(self, apart=-1, **message):
+        self.sent.append(message)
+
+    def messages(self, name):
+        return [message[name] for message in self.sent if name in message]
+
+    def hear(self, seconds):
+        with self._changed:
+            self._made += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: len(self._rounds) > self._made, 30)
+            heard = self._rounds[self._made]
+        for each in heard:
+            if isinstance(each, Exception):
+                raise each
+            yield each
+
+    def _give(self, *heard):
+        with self._changed:
+            self._rounds.append(heard)
+            self._changed.notify_all()
+
+    def turn(self, *heard):
+        """Let this be heard, and wait until the watchdog has done whatever it does then."""
+        self._give(*heard)
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._made == len(self._rounds), 10), "the watchdog does not go on"
+
+    def close(self):
+        pass
+
+    end = close
+
+
+class Rank:
+    """One rank of a job of three, and its watchdog."""
+
+    def __init__(self, monkeypatch, rank=0, limits=None, ring=None, **patched):
+        self.clock, self.said, self.exits = Clock(), [], []
+        monkeypatch.setattr(watchdog, "time", self.clock)
+        monkeypatch.setattr(recorder, "time", self.clock)
+        monkeypatch.setattr(watchdog, "Hub", FakeHub)
+        monkeypatch.setattr(watchdog.log, "say", self.said.append)
+        monkeypatch.setattr(os, "_exit", self.exits.append)
+        for name, value in patched.items():
+            monkeypatch.setattr(watchdog, name, value)
+        endpoints = tuple(f"127.0.0.1:{6000 + number}" for number in range(3))
+        self.flight = recorder.Flight(ring, {"rank": rank, "size": 3, "pid": os.getpid()})
+        world = World(rank, 3, rank, 3, endpoints, endpoints[0])
+        self.watch = watchdog.Watch(world, self.flight, limits or Limits(stall=25, long=1800))
+        self.hub = self.watch._hub
+        self.watch.start()
+        self.hub.turn()
+
+    def beats(self, seconds, **others):
+        """So many seconds later; the other ranks have just said where they are."""
+        self.clock.now += seconds
+        quiet = {"operations": self.flight.operations, "inside": Operation(), "step": self.flight.step}
+        told = [(rank, {"beat": asdict(Beat(rank, **{**quiet, **others.get(f"rank{rank}", {})}))}) for rank in (1, 2)]
+        self.hub.turn(*told)
+
+    @contextmanager
+    def waits_in(self, what=GRADIENTS, kind=Kind.COLLECTIVE):
+        entry = self.flight.enter(kind, what, waits=True, numbered=True)
+        yield entry
+        self.flight.leave(entry)
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    """Makes one; ends its watchdog and gives SIGTERM back."""
+    made, before = [], signal.getsignal(signal.SIGTERM)
+
+    def make(*arguments, **options):
+        made.append(Rank(monkeypatch, *arguments, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.watch.stop()
+    signal.signal(signal.SIGTERM, before)
+
+
+def lost(number, unreachable=False):
+    return Gone(number, unreachable)
+
+
+# A lost peer
+
+
+def killed(who, oom_kills):
+    return Code.KILLED, {"signal": 9}
+
+
+def test_rank_0_tells_everybody_who_was_lost_and_how(rank, tmp_path):
+    first = rank(how_it_ended=killed, ring=tmp_path / "0-rank0.ring")
+    first.hub.turn(lost(1))
+    (doom,) = first.hub.messages("doom")
+    assert (doom["code"], doom["rank"], doom["fields"]["signal"]) == (Code.KILLED, 1, 9)
+    recorded = recorder.read(tmp_path / "0-rank0.ring").event
+    assert (recorded.code, recorded.rank) == (Code.KILLED, 1)
+    with pytest.raises(CommError) as raised:
+        first.watch.check(GRADIENTS, 7)
+    assert (raised.value.code, raised.value.fields) == ("peer_lost", {"ranks": [1], "operation": 7})
+
+
+def test_a_host_that_does_not_answer_is_another_cause(rank):
+    first = rank(how_it_ended=killed)
+    first.hub.turn(lost(2, unreachable=True))
+    assert first.watch.doom.code == Code.HOST and first.watch.doom.rank == 2
+
+
+def test_another_rank_that_loses_rank_0_has_nobody_to_tell(rank):
+    other = rank(2, how_it_ended=killed)
+    other.hub.turn(lost(0))
+    assert other.watch.doom.rank == 0 and not other.hub.messages("doom")
+
+
+def test_a_loss_that_rank_0_tells_of_is_one_here_too(rank):
+    other = rank(2)
+    other.hub.turn((0, {"doom": Event(Code.KILLED, 1, "127.0.0.1", fields={"signal": 9}).to_json()}))
+    with pytest.raises(CommError) as raised:
+        other.watch.check("saving")
+    assert raised.value.code == "peer_lost" and raised.value.fields["ranks"] == [1]
+
+
+def test_only_the_first_cause_counts(rank):
+    first = rank(how_it_ended=killed)
+    first.hub.turn(lost(1))
+    first.hub.turn(lost(2))
+    first.hub.turn((2, {"doom": Event(Code.STALL, 2).to_json()}))
+    assert (first.watch.doom.code, first.watch.doom.rank) == (Code.KILLED, 1)
+
+
+def test_after_a_loss_only_a_rank_that_waits_is_ended(rank):
+    """One that computes may come to its own end, or to the next operation, which raises."""
+    first = rank(how_it_ended=killed)
+    first.hub.turn(lost(1))
+    first.beats(100 * RAISE)
+    assert not first.exits
+    with first.waits_in():
+        first.beats(0.5 * RAISE)
+        assert not first.exits
+        first.beats(RAISE)
+        assert first.exits and set(first.exits) == {STALLED}
+
+
+def test_a_main_thread_that_raised_is_not_ended(rank):
+    first = rank(how_it_ended=killed)
+    with first.waits_in() as entry:
+        first.hub.turn(lost(1))
+        with pytest.raises(CommError):
+            first.watch.check(GRADIENTS, entry.operation)
+        first.beats(10 * RAISE)
+    assert not first.exits
+
+
+def test_a_rank_that_never_joined_was_killed_early(rank):
+    first = rank()
+    del first.hub.who[2]
+    first.beats(UNREACHABLE - 1)
+    assert first.watch.doom is None
+    first.beats(2)
+    assert (first.watch.doom.code, first.watch.doom.rank, first.watch.doom.fields) == (Code.KILLED, 2, {"early": True})
+
+
+def test_a_lost_launcher_makes_an_orphan(rank):
+    gone = []
+    first = rank(launcher=lambda: type("Launcher", (), {"pid": 77}), is_gone=lambda process: bool(gone))
+    first.beats(1)
+    assert first.watch.doom is None
+    gone.append(True)
+    first.beats(1)
+    assert (first.watch.doom.code, first.watch.doom.fields) == (Code.ORPHAN, {"launcher": 77})
+
+
+# Ranks that end in order
+
+
+def test_a_goodbye_fails_only_what_would_wait_for_that_rank(rank):
+    first = rank(how_it_ended=killed)
+    bye = {"left": Event(Code.ENDED, 1, "127.0.0.1", Operation(5)).to_json()}
+    first.hub.turn((1, bye), lost(1))
+    assert first.watch.doom is None and first.hub.messages("left") == [bye["left"]]  # the others hear it from rank 0
+    first.watch.check("a gather", 5)
+    with pytest.raises(CommError) as raised:
+        first.watch.check("a gather", 6)
+    assert raised.value.code == "peer_lost" and raised.value.fields["ranks"] == [1]
+    with pytest.raises(CommError):
+        first.watch.check("a sum", 5, missing=[1])  # it came, and is gone in the middle of it
+
+
+@pytest.mark.parametrize(("exit_code", "doomed"), [(0, False), (3, True)])
+def test_an_exit_without_a_goodbye_is_a_loss_unless_it_was_0(rank, exit_code, doomed):
+    first = rank(how_it_ended=lambda who, kills: (Code.EXIT, {"exit_code": exit_code}))
+    first.hub.turn(lost(1))
+    assert (first.watch.doom is not None) == doomed and (1 in first.watch.left) != doomed
+    if doomed:
+        assert first.watch.doom.code == Code.EXIT
+
+
+def test_a_rank_that_ended_after_sigterm_takes_those_along_who_wait_for_it(rank):
+    other = rank(2)
+    other.hub.turn((0, {"left": Event(Code.PREEMPTED, 1, "127.0.0.1", Operation(5)).to_json()}))
+    with pytest.raises(Preempted) as raised:
+        other.watch.check(GRADIENTS, 6)
+    assert raised.value.code == PREEMPTED
+
+
+@pytest.mark.parametrize("event", [None, Event(Code.EXCEPTION, 0, "127.0.0.1")])
+def test_a_goodbye_says_why(rank, event):
+    first = rank()
+    first.watch.close(event)
+    assert [left["code"] for left in first.hub.messages("left")] == [event.code if event else Code.ENDED]
+
+
+# Stalls
+
+
+def test_a_rank_that_lets_others_wait_too_long_is_a_stall_and_ends_the_process(rank):
+    first = rank()
+    with first.waits_in() as entry:
+        arrived = {"operations": entry.operation, "waits": True, "inside": entry.as_operation()}
+        behind = {"operations": entry.operation - 1}
+        first.beats(24, rank1={**behind, "idle": 24.0}, rank2={**arrived, "age": 24.0})
+        assert first.watch.doom is None
+        for second in (26, 27, 28):  # said by two beats
+            first.beats(1, rank1={**behind, "idle": float(second)}, rank2={**arrived, "age": float(second)})
+        assert (first.watch.doom.code, first.watch.doom.rank) == (Code.STALL, 1)
+        assert first.watch.doom.waiting[0].ranks == (0, 2)
+        assert [doom["rank"] for doom in first.hub.messages("doom")] == [1]
+        assert not first.exits
+        first.beats(RAISE + 1)
+        assert first.exits and set(first.exits) == {STALLED}
+
+
+def test_a_stall_raises_where_the_main_thread_asks(rank, tmp_path):
+    other = rank(2)
+    other.watch.stacks = tmp_path / "stacks"
+    stall = Event(Code.STALL, 2, "127.0.0.1", Operation(4, kind=Kind.COLLECTIVE), 26.0)
+    other.hub.turn((0, {"doom": stall.to_json()}))
+    with pytest.raises(Stalled) as raised:
+        other.watch.check(GRADIENTS, 5)
+    assert raised.value.code == STALLED and "test_watchdog.py" in other.watch.stacks.read_text()
+
+
+def test_rank_0_that_says_nothing_is_judged_by_the_others(rank):
+    other = rank(1)
+    with other.waits_in():
+        other.clock.now += 25
+        other.hub.turn()
+        assert other.watch.doom is None
+        other.clock.now += 2
+        other.hub.turn()
+    assert (other.watch.doom.code, other.watch.doom.rank) == (Code.STALL, 0)
+
+
+def test_rank_0_that_beats_is_not_a_stall(rank):
+    other = rank(1)
+    with other.waits_in():
+        for _ in range(40):
+            other.clock.now += 1
+            other.hub.turn((0, {"beat": {}}))
+    assert other.watch.doom is None
+
+
+def test_a_round_that_fails_is_said_once_and_the_watchdog_goes_on(rank):
+    first = rank(how_it_ended=killed)
+    first.hub.turn(ValueError("noise"))
+    first.hub.turn(ValueError("noise"))
+    assert len(first.said) == 1 and "ValueError: noise" in first.said[0]
+    first.hub.turn(lost(1))
+    assert first.watch.doom.rank == 1
+
+
+# SIGTERM
+
+
+SIGTERM = (-1, {"bell": bytes([signal.SIGTERM])})
+
+
+def test_sigterm_reaches_all_ranks_once(rank):
+    other = rank(2)
+    other.watch.in_loop = True
+    other.hub.turn(SIGTERM)
+    other.hub.turn(SIGTERM, (0, {"wanted": "SIGTERM came to rank 0"}))
+    assert other.watch.wanted and len(other.hub.messages("wanted")) == 1
+    assert len(other.said) == 1 and str(PREEMPTED) in other.said[0]
+
+
+def test_sigterm_of_another_rank_is_wanted_here_too(rank):
+    other = rank(2)
+    other.hub.turn((0, {"wanted": "SIGTERM came to rank 1"}))
+    assert other.watch.wanted and other.watch.doom is None
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_no_step_boundary_in_time_is_said_unless_it_saves(rank, saving):
+    first = rank()
+    first.hub.turn(SIGTERM)
+    entry = first.flight.enter(Kind.SAVE if saving else Kind.STEP, "something")
+    first.beats(SAVE_AFTER_SIGTERM - 1)
+    assert not first.said
+    first.beats(2)
+    first.beats(2)
+    first.flight.leave(entry)
+    assert len(first.said) == (not saving)
+
+
+def test_sigterm_in_the_loop_waits_for_the_step_boundary(rank):
+    first = rank()
+    first.watch.take_sigterm()
+    first.watch.in_loop = True
+    signal.raise_signal(signal.SIGTERM)
+    first.hub.turn()
+    assert first.watch.wanted and first.hub.messages("wanted")
+
+
+def test_sigterm_outside_of_the_loop_waits_where_there_is_something_to_save(rank):
+    first = rank()
+    first.watch.take_sigterm()
+    first.watch.unsaved = True
+    signal.raise_signal(signal.SIGTERM)
+    assert first.watch.wanted
+
+
+def test_sigterm_where_there_is_nothing_to_save_ends_at_once(rank):
+    first = rank()
+    first.watch.take_sigterm()
+    with pytest.raises(Preempted) as raised:
+        signal.raise_signal(signal.SIGTERM)
+    assert raised.value.code == PREEMPTED and first.hub.messages("left")[0]["code"] == Code.PREEMPTED
+
+
+def test_sigterm_after_a_failure_is_no_preemption(rank):
+    first = rank(how_it_ended=killed)
+    first.watch.take_sigterm()
+    first.watch.in_loop = True
+    first.hub.turn(lost(1))
+    with pytest.raises(Stalled):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("unsaved", "code"), [(False, PREEMPTED), (True, 128 + signal.SIGTERM)])
+def test_the_exit_code_tells_whether_everything_was_saved(rank, unsaved, code):
+    first = rank()
+    first.watch.unsaved = unsaved
+    with pytest.raises(Preempted) as raised:
+        first.watch.preempted("ending")
+    assert raised.value.code == code
+
+
+def test_a_handler_of_the_scripts_own_stays(rank):
+    def own(number, frame):
+        pass
+
+    signal.signal(signal.SIGTERM, own)
+    rank().watch.take_sigterm()
+    assert signal.getsignal(signal.SIGTERM) is own

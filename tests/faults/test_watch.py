@@ -72,6 +72,7 @@ class Victims:
         return hashlib.sha256((self.run / "latest.pdparams").read_bytes()).hexdigest()
 
 
+pytestmark = pytest.mark.usefixtures("operators")
 STALL = {"stall": 4.0, "stall_long": 6.0}
 
 

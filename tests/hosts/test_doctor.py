@@ -13,8 +13,7 @@ from tests.harness import ROOT, free_ports
 from tests.hosts import namespaces
 from tests.tipc_files import surroundings
 
-LACKING = namespaces.missing()
-needs_hosts = pytest.mark.skipif(bool(LACKING), reason=LACKING or "-")
+needs_hosts = pytest.mark.two_hosts
 LOOPBACK = ("127.0.0.2", "127.0.0.3")
 
 

@@ -14,10 +14,9 @@ from tests.harness import ROOT, wait_for
 from tests.hosts import counted, namespaces
 from tests.tipc_files import surroundings
 
-LACKING = namespaces.missing()
-LACKING = LACKING or ("" if shutil.which("etcd") else "needs etcd: make debian-packages")
+LACKING = "" if shutil.which("etcd") else "needs etcd: make debian-packages"
 LACKING = LACKING or ("" if find_spec("etcd3") else "needs etcd3: pip install -e '.[dev]'")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKING), reason=LACKING or "-")]
+pytestmark = [pytest.mark.slow, pytest.mark.two_hosts, pytest.mark.skipif(bool(LACKING), reason=LACKING or "-")]
 ETCD = f"{namespaces.ADDRESSES[0]}:2379"
 
 

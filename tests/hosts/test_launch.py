@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,17 +17,16 @@ from tests.harness import ROOT, free_ports, wait_for, wait_for_the_end_of
 from tests.hosts import namespaces
 from tests.tipc_files import surroundings
 
-LACKING = namespaces.missing()
-needs_hosts = pytest.mark.skipif(bool(LACKING), reason=LACKING or "-")
+needs_hosts = pytest.mark.two_hosts
 LOOPBACK = ("127.0.0.2", "127.0.0.3")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "lite_data"
-    command = [sys.executable, "tools/lite_data.py", str(path)]
-    subprocess.run(command, cwd=ROOT, env=surroundings(), check=True, capture_output=True)
-    for folder in path.glob("*/?"):  # what is tested here does not need many
+def data(lite_data, tmp_path_factory):
+    """Few of the digits: what is tested here does not need many."""
+    path = tmp_path_factory.mktemp("few") / "lite_data"
+    shutil.copytree(lite_data, path)
+    for folder in path.glob("*/?"):
         for image in sorted(folder.glob("*.png"))[40:]:
             image.unlink()
     return path

@@ -16,8 +16,7 @@ from tests.harness import ROOT, wait_for
 from tests.hosts import counted, namespaces
 from tests.tipc_files import surroundings
 
-LACKING = namespaces.missing()
-pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING or "-")
+pytestmark = pytest.mark.two_hosts
 DOMAIN = ".ppfleet.default.svc.cluster.local"
 
 

@@ -8,7 +8,6 @@ from tests.harness import free_ports
 from tests.hosts import namespaces
 from tests.ranks.test_scale import end, facts, start
 
-LACKING = namespaces.missing()
 LOOPBACK = ("127.0.0.2", "127.0.0.3")
 
 
@@ -43,7 +42,7 @@ def test_a_failure_on_both_hosts_ends_the_series_on_both(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(LACKING), reason=LACKING or "-")
+@pytest.mark.two_hosts
 def test_the_projection_holds_on_a_slower_link(tmp_path):
     """From a run on the fast link, the step on one of 50 Mbit/s: within 15 % of what is then measured there."""
     words = [f"--ips={','.join(namespaces.ADDRESSES)}", "--ranks=1", "--seeds=0", "--batch=rank", "--bandwidth=50"]

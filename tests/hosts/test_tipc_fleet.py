@@ -15,7 +15,6 @@ from tests.tipc_files import FLEET_FILE as CONFIG
 from tests.tipc_files import SHORT, edited, model_repository, repository, surroundings
 
 LITE = "lite_train_lite_infer"
-LACKING = namespaces.missing()
 NODES = ("127.0.0.2", "127.0.0.3")
 FLEET = ("gpu_list:0|0,1", f"gpu_list:{','.join(NODES)};0,1")
 
@@ -211,7 +210,7 @@ def test_which_node_this_is(repo):
     assert code == 2 and "POD_IP=198.51.100.9 is none of" in output
 
 
-@pytest.mark.skipif(bool(LACKING), reason=LACKING or "-")
+@pytest.mark.two_hosts
 def test_the_documents_commands_on_two_hosts(tmp_path):
     """`gpu_list:192.168.0.1,192.168.0.2;0,1`, prepare.sh and test_train_inference_python.sh on each host, for real."""
     hosts = [model_repository(tmp_path / side) for side in "ab"]
@@ -230,14 +229,14 @@ def test_the_documents_commands_on_two_hosts(tmp_path):
     assert re.search(r"--ips=192.168.0.1,192.168.0.2 --gpus=0,1 .*nodes_2 .*!", train)
 
 
-def test_the_real_chain_on_two_addresses_without_root(tmp_path):
+def test_the_real_chain_on_two_addresses_without_root(tmp_path, lite_data):
     """MobileNetV3-small through the launcher on 127.0.0.2 and 127.0.0.3: trained, evaluated, exported, benchmarked."""
     repo = model_repository(tmp_path / "repo")
     text = edited(
         (repo / CONFIG).read_text(), ("gpu_list:192.168.0.1,192.168.0.2;0,1", f"gpu_list:{','.join(NODES)};0")
     )
     (repo / "file.txt").write_text(text)
-    subprocess.run([sys.executable, "tools/lite_data.py", "lite_data"], cwd=repo, env=surroundings(), check=True)
+    shutil.copytree(lite_data, repo / "lite_data")
     (code, output), (other, _) = run([repo, repo])
     assert (code, other) == (0, 0), output[-3000:]
     root = repo / "test_tipc/output/mobilenet_v3_small" / LITE

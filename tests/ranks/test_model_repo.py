@@ -39,15 +39,14 @@ def call(place, ranks, script, *arguments, code=0):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(lite_data, tmp_path_factory):
     """Every tenth digit (144 to train on, 36 to evaluate with), and a run of two ranks and three epochs on them."""
     root = tmp_path_factory.mktemp("repo")
-    call(root, 1, "tools/lite_data.py", "all")
-    for path in (root / "all").glob("*/*/*.png"):
+    for path in lite_data.glob("*/*/*.png"):
         if int(path.stem) // 5 % 10 == 0:
-            (root / "data" / path.relative_to(root / "all").parent).mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, root / "data" / path.relative_to(root / "all"))
-    shutil.copytree(root / "all/test", root / "data/test")
+            (root / "data" / path.relative_to(lite_data).parent).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, root / "data" / path.relative_to(lite_data))
+    shutil.copytree(lite_data / "test", root / "data/test")
     root.joinpath("said").write_text(
         call(root, 2, "tools/train.py", "--data-path=data", "--output-dir=run", "--epochs=3", *SMALL)
     )

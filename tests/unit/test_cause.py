@@ -11,12 +11,7 @@ from ppfleet.commands.why import cause, record_reader
 from ppfleet.errors import CheckpointError, CommError, DataError, MismatchError, NonFiniteError
 from ppfleet.watchdog.events import Mark, Operation, Waiting
 from ppfleet.watchdog.process import this_host
-from tests.story import GRADIENTS, A, B, Story
-
-
-@pytest.fixture
-def story(tmp_path, monkeypatch):
-    return Story(tmp_path / "run", monkeypatch)
+from tests.story import GRADIENTS, A, B
 
 
 def gone_process():

@@ -19,15 +19,10 @@ from ppfleet.errors import CheckpointError, DataError
 from ppfleet.evaluation.confusion import Mistake, Seen
 from ppfleet.watchdog.process import this_host
 from ppfleet.watchdog.recorder import KEPT
-from tests.story import A, B, Story
+from tests.story import A, B
 
 HOSTILE = "</td></table></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b\u202e"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="  # a PNG
-
-
-@pytest.fixture
-def story(tmp_path, monkeypatch):
-    return Story(tmp_path / "run", monkeypatch)
 
 
 class Page(html.parser.HTMLParser):

@@ -17,13 +17,7 @@ from ppfleet.errors import CommError
 from ppfleet.watchdog.events import Operation
 from ppfleet.watchdog.process import this_host
 from tests.harness import ROOT
-from tests.story import GRADIENTS, A, B, Story
-
-
-@pytest.fixture
-def story(tmp_path, monkeypatch):
-    return Story(tmp_path / "run", monkeypatch)
-
+from tests.story import GRADIENTS, A, B
 
 # The records themselves
 

@@ -481,7 +481,7 @@ def test_orphans_notice_that_their_launcher_is_gone(tmp_path):
     assert f"is an orphan: its launcher (process {launcher.pid}) is gone" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_the_launchers_end_is_a_checkpoint_and_no_process_left(tmp_path, number):
     launcher, trainers = launched(tmp_path)
     launcher.send_signal(number)

@@ -73,7 +73,7 @@ class Host:
         return [process for process, found in self.tree() if found == kind]
 
 
-SLOW_VICTIMS = [pytest.param(*each, marks=pytest.mark.slow) for each in ((0, "trainer"), (1, "launcher"))]
+SLOW_VICTIMS = [pytest.param(*each, marks=pytest.mark.slow) for each in ((0, "guard"), (0, "trainer"), (1, "launcher"))]
 
 
 def weights(place):
@@ -166,7 +166,7 @@ def running(hosts, place):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("victim", "kind"), [(1, "trainer"), (0, "guard"), *SLOW_VICTIMS])
+@pytest.mark.parametrize(("victim", "kind"), [(1, "trainer"), *SLOW_VICTIMS])
 def test_a_job_that_dies_is_started_again(tmp_path, data, undisturbed, victim, kind):
     hosts = pair(tmp_path, data, "--restarts=3")
     running(hosts, tmp_path)

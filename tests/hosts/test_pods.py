@@ -89,7 +89,9 @@ def pods(request, tmp_path):
                 pod.wait(20)
 
 
-BOTH = pytest.mark.parametrize("pods", ["job.yaml", "paddlejob.yaml"], indirect=True)
+BOTH = pytest.mark.parametrize(
+    "pods", ["job.yaml", pytest.param("paddlejob.yaml", marks=pytest.mark.slow)], indirect=True
+)
 ONE = pytest.mark.parametrize("pods", ["job.yaml"], indirect=True)
 
 

@@ -35,6 +35,7 @@ def test_one_command_on_both_hosts_one_result_on_the_first(tmp_path):
     assert code == other == 0 and told.count("done before") == 2 and "log:" not in told + heard
 
 
+@pytest.mark.slow
 def test_a_failure_on_both_hosts_ends_the_series_on_both(tmp_path):
     (code, told), (other, heard) = pair(tmp_path, "--ranks=1", "--seeds=0", "--batch=rank", script=["--fail=1"])
     assert code == other == 1 and "raised RuntimeError: this goes wrong" in told, told + heard

@@ -229,6 +229,7 @@ def test_the_documents_commands_on_two_hosts(tmp_path):
     assert re.search(r"--ips=192.168.0.1,192.168.0.2 --gpus=0,1 .*nodes_2 .*!", train)
 
 
+@pytest.mark.slow
 def test_the_real_chain_on_two_addresses_without_root(tmp_path, lite_data):
     """MobileNetV3-small through the launcher on 127.0.0.2 and 127.0.0.3: trained, evaluated, exported, benchmarked."""
     repo = model_repository(tmp_path / "repo")

@@ -129,7 +129,7 @@ def through_job(path, ranks, epochs):
     return {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in net.state_dict().items()}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_fleet_api_and_job_arrive_at_the_same_weights(tmp_path, ranks):
 
     # Job lets MKL take AVX2 on AMD (ppfleet/cpu/tuning.py): for the same bits Fleet must do so too.

@@ -147,12 +147,12 @@ def test_same_logits_as_the_dynamic_model(place, backend):
     "arguments",
     [
         ["--batch-size=3"],
-        ["--batch-size=64"],
         ["--enable-mkldnn=False"],
         ["--workers=0"],
-        ["--workers=1", "--batch-size=4"],
         ["--workers=5", "--batch-size=2"],
-        ["--workers=64", "--cpu-threads=3"],
+        pytest.param(["--batch-size=64"], marks=pytest.mark.slow),
+        pytest.param(["--workers=1", "--batch-size=4"], marks=pytest.mark.slow),
+        pytest.param(["--workers=64", "--cpu-threads=3"], marks=pytest.mark.slow),
     ],
 )
 def test_any_batch_size_and_any_number_of_workers_answer_alike(place, arguments):

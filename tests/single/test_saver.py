@@ -57,8 +57,7 @@ def test_what_is_restored_goes_on_to_the_same_bits(training, one, tmp_path):
     save(one, top1=0.5)
     one.run.release()
     other = training(tmp_path / "run")
-    restored, own = other.saver.restore(CARD, "auto")
-    assert restored == str(one.run.checkpoints / checkpoints(one)[-1]) and own
+    assert other.saver.restore(CARD, "auto") == str(one.run.checkpoints / checkpoints(one)[-1])
     assert (other.state.step, other.state.position, other.saver.best) == (1, 4, 0.5)
     for each in (one, other):  # the moments of Adam, too
         each.stepper.optimizer._learning_rate.step()
@@ -122,21 +121,21 @@ def test_what_cannot_be_saved_is_refused_and_nothing_is_written(one):
 
 def test_nothing_to_restore(training, tmp_path):
     made = training(tmp_path / "run")
-    assert made.saver.restore(CARD, "auto") == ("", False) and made.state.step == 0
+    assert made.saver.restore(CARD, "auto") == "" and made.state.step == 0
 
 
 def test_none_restores_nothing_though_there_is_a_checkpoint(training, one, tmp_path):
     save(one)
     one.run.release()
     made = training(tmp_path / "run")
-    assert made.saver.restore(CARD, "none") == ("", False) and made.state.step == 0
+    assert made.saver.restore(CARD, "none") == "" and made.state.step == 0
 
 
 def test_another_runs_best_is_not_this_ones(training, one, tmp_path):
     save(one, top1=0.9)
     made = training(tmp_path / "second")
-    _, own = made.saver.restore(CARD, str(one.run.path))
-    assert (own, made.saver.best, made.state.step) == (False, None, 1)
+    made.saver.restore(CARD, str(one.run.path))
+    assert (made.saver.best, made.state.step) == (None, 1)
     np.testing.assert_array_equal(made.weights(), one.weights())
 
 

@@ -13,10 +13,12 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
+_FORKS = not version("paddlepaddle").startswith("2.")  # whose import leaves a thread behind, which a fork would lose
 
 
 class Forked:
@@ -71,9 +73,17 @@ class _Server:
 _servers: dict[int, _Server] = {}
 
 
-def fork(rank: int, words: list[str], env: dict[str, str], output: Path, session: bool = False) -> Forked:
+def start(
+    rank: int, words: list[str], env: dict[str, str], output: Path, fresh: bool = False, session: bool = False
+) -> Forked | subprocess.Popen[bytes]:
     """A rank with these arguments of `tests.harness` (a function, or a script and its own arguments), this environment,
-    and its output in that file; with `session`, in a process group of its own."""
+    and its output in that file. With `fresh` in an interpreter of its own, with `session` in a process group."""
+    if fresh or not _FORKS:
+        command = [sys.executable, "-m", "tests.harness", *words]
+        with output.open("wb") as out:
+            return subprocess.Popen(
+                command, cwd=_ROOT, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=session
+            )
     if rank not in _servers:
         _servers[rank] = _Server({name: value for name, value in env.items() if not name.startswith("PADDLE_")})
     return Forked(_servers[rank], _servers[rank].ask(words=words, env=env, output=str(output), session=session))

@@ -5,7 +5,7 @@
 The function gets plain JSON arguments and returns plain JSON data. It runs in processes of its own, so a test
 module may be imported without Paddle. Importing Paddle takes two seconds of CPU time, more than most tests need for
 the rest: the ranks of a job are forked from processes (`tests/fork_server.py`, one for each rank number) that have
-imported it before, except where a test sets a variable that is read by then.
+imported it before, except on Paddle 2.6 and where a test sets a variable that is read by then.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def start(
     function: Callable[..., Any], ranks: int, directory: Path, *arguments: Any, env: dict[str, str] | None = None
 ) -> Running:
     """Start `function(*arguments)` on that many ranks; `directory` takes their outputs."""
-    forked = all(name.startswith(("PADDLE_", "PPFLEET_")) for name in env or ())
+    fresh = not all(name.startswith(("PADDLE_", "PPFLEET_")) for name in env or ())
     directory.mkdir(parents=True, exist_ok=True)
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks)]
     running = Running([], directory, function.__name__)
@@ -96,13 +96,7 @@ def start(
             old.unlink(missing_ok=True)
         words = [function.__module__, function.__name__, str(directory / f"rank{rank}.json"), json.dumps(arguments)]
         variables, output = environment(rank, endpoints, env), directory / f"rank{rank}.out"
-        if forked:
-            running.processes.append(fork_server.fork(rank, words, variables, output))
-            continue
-        with output.open("wb") as out:
-            command = [sys.executable, "-m", "tests.harness", *words]
-            process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=variables)
-        running.processes.append(process)
+        running.processes.append(fork_server.start(rank, words, variables, output, fresh))
     return running
 
 

@@ -34,7 +34,7 @@ class Victims:
             (place / f"rank{rank}.out").unlink(missing_ok=True)
             words = [str(VICTIM), str(self.run), json.dumps(plan)]
             env = environment(rank, endpoints)
-            process = fork_server.fork(rank, words, env, place / f"rank{rank}.out", session=True)
+            process = fork_server.start(rank, words, env, place / f"rank{rank}.out", session=True)
             self.processes.append(process)
 
     def until_step(self, step, seconds=60):

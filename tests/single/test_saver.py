@@ -139,6 +139,19 @@ def test_another_runs_best_is_not_this_ones(training, one, tmp_path):
     np.testing.assert_array_equal(made.weights(), one.weights())
 
 
+def test_a_directory_with_a_run_is_only_trained_in_after_a_restore_from_it(training, one, tmp_path):
+    from ppfleet.errors import FleetError
+
+    save(one)
+    one.run.release()
+    made = training(tmp_path / "run")
+    made.saver.restore(CARD, "none")
+    with pytest.raises(FleetError):
+        made.saver.own_directory()
+    made.saver.restore(CARD, "auto")
+    made.saver.own_directory()
+
+
 # Written again
 
 

@@ -1,36 +1,41 @@
-"""`ppfleet <command>`, also as `python -m ppfleet <command>`: what a person runs."""
+"""`ppfleet <command>`, also as `python -m ppfleet <command>`."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
 
-# Name -> what it is for.
+from ppfleet.cli import exit_code
+
 COMMANDS = {
-    "doctor": "what would go wrong, before a launch; on one machine or on all of them",
-    "launch": "start a training script on one machine or on several, checked and guarded",
-    "report": "a run on one page: curves, faults, mistakes, checkpoints, settings",
-    "scale": "the same training on 1 to N ranks: time, metric, efficiency, a projection",
+    "doctor": "find problems before a launch, on one machine or between all of them",
+    "launch": "start a training script on one or several machines, checked and supervised",
+    "report": "write one page about a run: curves, failures, mistakes, checkpoints, settings",
+    "scale": "train on 1 to N ranks: time, metric, efficiency, projection to more machines",
     "tipc": "certify train -> eval -> export -> infer from TIPC text files",
-    "why": "what happened to a job: one sentence, then the timeline",
+    "why": "explain what happened to a job: one sentence, then the timeline",
 }
 
 
 def main(arguments: list[str]) -> int:
     if arguments and arguments[0] in COMMANDS:
         try:
-            return int(import_module(_module(arguments[0])).main(arguments[1:]))
+            command = import_module(_module(arguments[0]))
+            return exit_code(lambda: command.main(arguments[1:]))
         except ModuleNotFoundError as missing:
-            needed = f"{sys.executable} has no {missing.name}, which ppfleet needs"
-            print(f"{needed}: take .venv/bin/python, or pip install -e '.[cpu]' into this one", file=sys.stderr)
+            print(
+                f"{sys.executable} cannot import {missing.name}, which ppfleet needs: use .venv/bin/python, or run "
+                f"pip install -e '.[cpu]' with this Python",
+                file=sys.stderr,
+            )
             return 2
-    lines = "\n".join(f"  {name:10}{text}" for name, text in COMMANDS.items())
-    known = f"usage: python -m ppfleet <command> …\n\n{lines}\n\npython -m ppfleet <command> --help tells more"
+    commands = "\n".join(f"  {name:10}{text}" for name, text in COMMANDS.items())
+    usage = f"usage: python -m ppfleet <command> …\n\n{commands}\n\nrun python -m ppfleet <command> --help for details"
     if arguments and arguments[0] in ("-h", "--help"):
-        print(known)
+        print(usage)
         return 0
-    said = f"{arguments[0]!r} is no command" if arguments else "which command?"
-    print(f"python -m ppfleet: {said}\n{known}", file=sys.stderr)
+    problem = f"unknown command {arguments[0]!r}" if arguments else "a command is required"
+    print(f"python -m ppfleet: {problem}\n{usage}", file=sys.stderr)
     return 2
 
 

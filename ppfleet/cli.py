@@ -1,4 +1,4 @@
-"""What a command-line script needs around its work: options that say what they expect, errors of one line. Pure."""
+"""What command-line programs share: options that say what they expect, one-line errors, exit codes. Pure."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from ppfleet.errors import FleetError
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        # Where the default is None, what happens without the option is in its text.
+        # An option whose default is None explains in its own text what happens without it.
         plain = action.default is None or action.default is False
         return action.help if plain else super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the defaults in --help, takes no abbreviations, and refuses in one line."""
+    """Shows defaults in --help, accepts no abbreviations, and reports a wrong command line in one line.
 
-    def __init__(self, description: str | None = None) -> None:
-        super().__init__(description=description, formatter_class=_Help, allow_abbrev=False)
+    >>> parser = Parser("Train a model.")
+    >>> parser.add_argument("--epochs", type=number(int, 1), default=90, help="passes over the data")
+    >>> parser.switch("--amp", "train in mixed precision")
+    """
+
+    def __init__(self, description: str | None = None, prog: str | None = None) -> None:
+        super().__init__(prog, description=description, formatter_class=_Help, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
     def switch(self, name: str, text: str, default: bool | None = False) -> None:
-        """An option that is true when given, and also takes True or False: `--name`, `--name=False`."""
+        """Add an option that is true when given, and also accepts True or False: `--name`, `--name=False`."""
         self.add_argument(name, type=yes_or_no, nargs="?", const=True, default=default, metavar="True|False", help=text)
 
 
@@ -40,11 +45,15 @@ def yes_or_no(text: str) -> bool:
         return True
     if text.lower() in ("false", "no", "0"):
         return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+    raise argparse.ArgumentTypeError(f"must be True or False, got {text!r}")
 
 
 def number(kind: type, least: float, most: float = float("inf")) -> Callable[[str], Any]:
-    """A type for argparse: a number of that kind within those limits."""
+    """A type for argparse: a number of that kind within those limits.
+
+    >>> number(int, 1, 64)("8")
+    8
+    """
 
     def parse(text: str) -> Any:
         try:
@@ -52,40 +61,52 @@ def number(kind: type, least: float, most: float = float("inf")) -> Callable[[st
         except ValueError:
             value = None
         if value is None or not least <= value <= most or math.isinf(value):
-            limits = f"from {least:g} up" if most == float("inf") else f"from {least:g} to {most:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' if kind is int else ''}number {limits}")
+            name = "an integer" if kind is int else "a number"
+            limits = f">= {least:g}" if most == float("inf") else f"from {least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"must be {name} {limits}, got {text!r}")
         return value
 
     return parse
 
 
-def run(main: Callable[[], None]) -> NoReturn:
-    """Call `main` and end the process: 0 when it returns, 1 after an error of ppfleet's (75 and 76: see errors.py), 130
-    after Ctrl-C."""
-    with contextlib.suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # a file name that is no text is shown with escapes
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+def exit_code(main: Callable[[], int | None]) -> int:
+    """Call `main` and return the process's exit code: what `main` returned (None: 0), 1 after an error of ppfleet's
+    (75 and 76: see errors.py), 130 after Ctrl-C, 141 when the reader of the output has gone."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # started with the stream closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        with contextlib.suppress(AttributeError):  # show what the terminal cannot display as escapes
+            getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
-        main()
+        code = main() or 0
         sys.stdout.flush()
+        return code
     except FleetError as failure:
-        sys.last_value = failure  # what the other ranks are told when they wait for this one
+        sys.last_value = failure  # the other ranks, which wait for this one, are sent it as the reason
         print(f"error: {failure}", file=sys.stderr, flush=True)
-        sys.exit(failure.code if isinstance(failure, SystemExit) else 1)
-    except BrokenPipeError:  # whoever read the output has enough
+        return failure.code if isinstance(failure, SystemExit) else 1
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        return 141
     except KeyboardInterrupt as interrupt:
         sys.last_value = interrupt
         print("interrupted", file=sys.stderr, flush=True)
-        sys.exit(130)
-    sys.exit(0)
+        return 130
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Call `main` and end the process with its `exit_code`.
+
+    >>> if __name__ == "__main__":
+    ...     run(main)
+    """
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(exit_code(main))
 
 
 class Stopped(BaseException):
-    """Ctrl-C, SIGTERM or SIGHUP came."""
+    """SIGINT (Ctrl-C), SIGTERM or SIGHUP was received."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -93,20 +114,20 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise Stopped, once, so that what is running is ended in order. One that is ignored,
-    as under nohup, stays ignored."""
+    """SIGINT, SIGTERM and SIGHUP raise Stopped, once, so that child processes are ended in order. An ignored signal, as
+    under nohup, stays ignored."""
 
     def stop(number: int, frame: Any) -> None:
-        for each in kept:
-            signal.signal(each, signal.SIG_IGN)
+        for caught in handlers:
+            signal.signal(caught, signal.SIG_IGN)
         raise Stopped(number)
 
-    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    kept = {each: handler for each in watched if (handler := signal.getsignal(each)) != signal.SIG_IGN}
-    for each in kept:
-        signal.signal(each, stop)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {caught: handler for caught in signals if (handler := signal.getsignal(caught)) != signal.SIG_IGN}
+    for caught in handlers:
+        signal.signal(caught, stop)
     try:
         yield
     finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
+        for caught, handler in handlers.items():
+            signal.signal(caught, handler)

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "limits": set(),
     "log": set(),
     "_version": set(),
-    "__main__": set(),
+    "__main__": {"cli"},
 }
 # Modules of these are read by commands and by the deployed script's tests; of training nothing is.
 OF_RUNS = {"distributed": {"devices"}, "checkpoint": {"files", "manifest", "history"}, "evaluation": {"confusion"}}

@@ -31,12 +31,12 @@ def test_values():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--count=0"], "'0' is no whole number from 1 up"),
-        (["--count=two"], "'two' is no whole number from 1 up"),
-        (["--share=1.5"], "'1.5' is no number from 0 to 1"),
-        (["--share=inf"], "'inf' is no number from 0 to 1"),
-        (["--share=nan"], "'nan' is no number from 0 to 1"),
-        (["--fast=Fasle"], "'Fasle' is neither True nor False"),
+        (["--count=0"], "must be an integer >= 1, got '0'"),
+        (["--count=two"], "must be an integer >= 1, got 'two'"),
+        (["--share=1.5"], "must be a number from 0 to 1, got '1.5'"),
+        (["--share=inf"], "must be a number from 0 to 1, got 'inf'"),
+        (["--share=nan"], "must be a number from 0 to 1, got 'nan'"),
+        (["--fast=Fasle"], "must be True or False, got 'Fasle'"),
         (["--cou=3"], "unrecognized arguments: --cou=3"),
     ],
 )

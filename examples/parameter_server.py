@@ -25,6 +25,20 @@ if not hasattr(paddle.base.core, "DistFleetWrapper"):
     sys.exit("this PaddlePaddle was built without the parameter server (the 3.x wheels for CPU are): take 2.6")
 paddle.enable_static()
 
+
+def check_mode(strategy):
+    """Refuse what PaddlePaddle 2.6 accepts and cannot do: it would crash, learn nothing, or exchange nothing."""
+    if not strategy.a_sync:
+        problem = "parameter servers in sync mode (a_sync=False) crash in this PaddlePaddle"
+    elif strategy.a_sync_configs["k_steps"] <= 0:
+        problem = "parameter servers in async mode learn nothing through Executor.run in this PaddlePaddle"
+    elif fleet.is_worker() and not any(operator.type == "send" for operator in loss.block.program.global_block().ops):
+        problem = "parameter servers in GEO mode exchange nothing unless the model has a sparse embedding"
+    else:
+        return
+    sys.exit(f"{problem}: use GEO mode (a_sync=True, k_steps) with a sparse embedding")
+
+
 PAPER = 784  # stands for every pixel without ink; its row does not count
 pixels, labels = static.data("pixels", [None, 784], "int64"), static.data("labels", [None, 1], "int64")
 scores = nn.Embedding(785, 10, PAPER, sparse=True, weight_attr=nn.initializer.Constant(0.0))(pixels).sum(1)
@@ -38,6 +52,7 @@ else:
     strategy.a_sync, strategy.a_sync_configs = True, {"k_steps": 4}  # exchanges every four steps
     fleet.init(strategy=strategy)
     fleet.distributed_optimizer(sgd).minimize(loss)
+    check_mode(strategy)
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()

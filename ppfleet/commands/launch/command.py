@@ -1,7 +1,7 @@
-"""`python -m ppfleet launch`: checks, waits for the other machines, runs Paddle's launcher, starts a dead job again.
+"""`python -m ppfleet launch`: checks, waits for the other machines, runs Paddle's launcher, restarts a failed job.
 
-No launcher of our own: Paddle's starts the trainers. Around it stands a guard, so that killing this process, the
-launcher or the guard, also with SIGKILL, leaves no trainer behind.
+Paddle's own launcher starts the trainers. A guard process (cluster/process_tree.py) runs around it, so that killing
+this process, the launcher or the guard, even with SIGKILL, leaves no trainer behind.
 """
 
 from __future__ import annotations
@@ -33,19 +33,15 @@ from ppfleet.errors import PREEMPTED, CommError, FleetError
 _DONE = "workers done"
 
 
-def main(words: list[str]) -> int:
-    launch = translate(words, this_machine())
+def main(arguments: list[str]) -> int:
+    launch = translate(arguments, this_machine())
     for note in launch.notes:
         say(note)
     if launch.dry_run:
         print(launch.text())
         return 0
-    try:
-        check_here(launch)
-        return Supervisor(launch).run()
-    except FleetError as failure:
-        print(f"error: {failure}", file=sys.stderr, flush=True)
-        return 1
+    check_here(launch)
+    return Supervisor(launch).run()
 
 
 def say(text: str) -> None:
@@ -53,15 +49,15 @@ def say(text: str) -> None:
 
 
 def this_machine() -> Machine:
-    """Which Paddle is installed and which cards there are, without loading it."""
+    """Which Paddle is installed and how many cards there are, without importing Paddle."""
     return Machine(cards=GPU.files(), built=GPU.has_wheel(), env=dict(os.environ))
 
 
 def check_here(launch: Launch) -> None:
-    """What can be known before anything is started: the script, the log directory, the ports, the parameter server."""
+    """Check what can be checked before anything is started: script, log directory, ports, parameter server."""
     script = launch.script[0]
     if not Path(script).is_file():
-        raise FleetError(f"there is no script {script} here: is the working directory right?")
+        raise FleetError(f"script {script} not found in {Path.cwd()}: check the path and the working directory")
     try:
         Path(launch.log_dir).mkdir(parents=True, exist_ok=True)
     except OSError as failure:
@@ -69,13 +65,13 @@ def check_here(launch: Launch) -> None:
     for port in launch.ports:
         if holder := port_holder(launch.host, port):
             raise FleetError(
-                f"port {port} of {launch.host} is taken by {holder}: end that, or take another"
-                f"{' in --servers' if launch.workers else ' --start_port'}"
+                f"port {port} of {launch.host} is in use by {holder}: end that process, or choose another port with "
+                f"{'--servers' if launch.workers else '--start_port'}"
             )
     if launch.workers and not has_servers():
         raise FleetError(
-            "this PaddlePaddle was built without the parameter server (the 3.x wheels for CPU are): "
-            "take PaddlePaddle 2.6, or train collectively with --ips"
+            "this PaddlePaddle was built without the parameter server, as all 3.x CPU wheels are: "
+            "use PaddlePaddle 2.6, or train collectively with --ips"
         )
 
 
@@ -85,20 +81,20 @@ def has_servers() -> bool:
 
 
 def by_address(launch: Launch) -> Launch:
-    """Paddle's launcher believes a --host only if there is a dot in it: plain names become the addresses behind them.
-    Only when all hosts have come, and anew at each start: a pod that replaces another one has another address."""
+    """Replace host names by addresses: Paddle's launcher ignores a --host without a dot. This is done at each start,
+    after all hosts have joined, because a pod that replaces another one has a new address."""
     if UNKNOWN in launch.nodes or all("." in node or ":" in node for node in launch.nodes):
         return launch
-    found = {node: next((each for each in hosts.resolve(node) if "." in each), "") for node in launch.nodes}
-    if missing := [node for node, address in found.items() if not address]:
+    addresses = {node: next((ip for ip in hosts.resolve(node) if "." in ip), "") for node in launch.nodes}
+    if missing := [node for node, address in addresses.items() if not address]:
         raise FleetError(f"{', '.join(missing)} has no IPv4 address here: correct its DNS entry, or /etc/hosts")
-    changed = {f"--ips={','.join(launch.nodes)}": f"--ips={','.join(found.values())}"}
-    changed[f"--host={launch.host}"] = f"--host={found[launch.host]}"
-    return replace(launch, arguments=tuple(changed.get(word, word) for word in launch.arguments))
+    changed = {f"--ips={','.join(launch.nodes)}": f"--ips={','.join(addresses.values())}"}
+    changed[f"--host={launch.host}"] = f"--host={addresses[launch.host]}"
+    return replace(launch, arguments=tuple(changed.get(argument, argument) for argument in launch.arguments))
 
 
 class Supervisor:
-    """One job as this host sees it: attempts until one ends well, or there are no restarts left."""
+    """One job as this host sees it: starts it until it succeeds or no restarts are left."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -112,7 +108,7 @@ class Supervisor:
         with stoppable(), tempfile.TemporaryDirectory(prefix="ppfleet-") as private:
             for attempt in range(self.launch.restarts + 1):
                 try:
-                    code, why = self._attempt(attempt, Path(private))
+                    code, reason = self._attempt(attempt, Path(private))
                 except Stopped as stop:
                     code = PREEMPTED if self._answer("preempted") else 128 + stop.number
                     self._tell(ended=code, final=True)
@@ -123,26 +119,26 @@ class Supervisor:
                 left = self.launch.restarts - attempt
                 if code in (0, PREEMPTED) or not left or (self.meeting and self.meeting.final):
                     break
-                say(f"{why}; starting again, {left} restart{'s' if left > 1 else ''} left")
+                say(f"{reason}; restarting, {left} restart{'s' if left > 1 else ''} left")
         if code:
-            say(f"{why}; the trainers' own logs are in {self.launch.log_dir}" if self.started else why)
+            say(f"{reason}; the trainers' logs are in {self.launch.log_dir}" if self.started else reason)
             if sentence := self._answer():
                 say(f"{sentence} (run `ppfleet why {self.launch.log_dir}` for details)")
         return code
 
     def _answer(self, kind: str = "") -> str:
-        """What the flight records of this host say of the job; only if it is of that kind."""
+        """How the flight records of this host explain the end of the job; empty if it is not of that kind."""
         try:
-            found = cause.answer([Path(self.launch.log_dir)]) if self.started else None
-        except Exception as failure:  # noqa: BLE001 - what it says is a help; how the job ended is told without it
-            say(f"the flight records cannot be read ({type(failure).__name__}: {failure})")
+            answer = cause.answer([Path(self.launch.log_dir)]) if self.started else None
+        except Exception as failure:  # noqa: BLE001 - the explanation is optional, the job's exit code is not
+            say(f"cannot read the flight records ({type(failure).__name__}: {failure})")
             return ""
-        if found is None or found.attempt.started < self.began or kind not in ("", found.kind):
+        if answer is None or answer.attempt.started < self.began or kind not in ("", answer.kind):
             return ""
-        return found.sentence
+        return answer.sentence
 
     def _attempt(self, attempt: int, private: Path) -> tuple[int, str]:
-        """Start the job once: exit code, and why it is not 0."""
+        """Start the job once: its exit code, and the reason if that is not 0."""
         launch = self.launch
         if len(launch.nodes) > 1:
             self.meeting = self._new_meeting()
@@ -157,31 +153,31 @@ class Supervisor:
         watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(limits.LAUNCH_GRACE), *command]
         process = subprocess.Popen(watched, env=env, start_new_session=True)
         self.started = True
-        why = ""
+        reason = ""
         try:
-            why = self._watch(process)
+            reason = self._watch(process)
         finally:
             if process.poll() is None:
                 process.terminate()
-                with suppress(subprocess.TimeoutExpired):  # a trainer that is stopped, or stuck, does not end by itself
-                    process.wait(limits.LAUNCH_GRACE + 5 if not why else limits.LAUNCH_GRACE_LOST)
+                with suppress(subprocess.TimeoutExpired):  # a trainer that is stopped or stuck ignores SIGTERM
+                    process.wait(limits.LAUNCH_GRACE + 5 if not reason else limits.LAUNCH_GRACE_LOST)
             process_tree.end_below(0, process)
             process.wait()
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        if self.roles and not why:
-            # Nobody but the launch command ends the servers of a host without workers.
+        if self.roles and not reason:
+            # On a host without workers only this command stops the servers, so their exit code means nothing.
             code = 0 if self.roles.over and not self.roles.workers else code
-            why = self.roles.failed() or ("" if code or self.roles.over else "not all workers came to their end")
-        if why:
-            code = 1  # it was stopped here because of another host, or ended badly though the launcher says 0
+            reason = self.roles.failed() or ("" if code or self.roles.over else "not all workers finished")
+        if reason:
+            code = 1  # stopped here because of another host, or failed although the launcher returned 0
         elif code == PREEMPTED:
-            why = "SIGTERM: the job was saved; the same command goes on from there"
+            reason = "SIGTERM: the job was saved; run the same command to resume"
         elif code:
-            why = f"the trainers of this host ended with code {code}"
-        return self._agree(code, why)
+            reason = f"the trainers on this host exited with code {code}"
+        return self._agree(code, reason)
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str:
-        """Until it ends here, or badly elsewhere: why it must be stopped, or nothing."""
+        """Wait until the job ends here, or fails on another host: then the reason to stop it."""
         while process.poll() is None:
             if self.meeting:
                 self.meeting.hear(0.5)
@@ -189,14 +185,14 @@ class Supervisor:
                     if number == self.meeting.node or (self.meeting.node and number):
                         continue
                     if number not in self.meeting.links and number not in self.meeting.ended:
-                        return f"{name} was lost"
+                        return f"lost the connection to {name}"
                     if self.meeting.ended.get(number, 0) not in (0, PREEMPTED):  # after SIGTERM all end together
-                        return f"the job ended on {name} with code {self.meeting.ended[number]}"
+                        return f"the job on {name} exited with code {self.meeting.ended[number]}"
             else:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
-            if self.roles and (why := self.roles.failed()):
-                return why
+            if self.roles and (reason := self.roles.failed()):
+                return reason
             if self.roles and not self.roles.over and self._all_done(self.roles):
                 self.roles.release()
                 if not self.roles.workers:
@@ -204,7 +200,7 @@ class Supervisor:
         return ""
 
     def _all_done(self, roles: Roles) -> bool:
-        """Whether the workers of all hosts have come to their end: each host tells the first, the first tells all."""
+        """Whether the workers of all hosts are done: each host reports to the first, which then informs all."""
         meeting = self.meeting
         if meeting is None or not roles.done():
             return roles.done()
@@ -214,11 +210,11 @@ class Supervisor:
             meeting.tell(_DONE)
         return heard
 
-    def _agree(self, code: int, why: str) -> tuple[int, str]:
-        """A job has ended well when it has on every host: each tells the first, the first tells all."""
+    def _agree(self, code: int, reason: str) -> tuple[int, str]:
+        """A job succeeds only if it does on every host: each reports to the first, which then informs all."""
         meeting = self.meeting
         if meeting is None:
-            return code, why
+            return code, reason
         if meeting.node:
             self._tell(ended=code)
         deadline = time.monotonic() + limits.LAST_WORDS
@@ -228,13 +224,14 @@ class Supervisor:
                 break
             meeting.hear(0.5)
         for number in others:
-            told = meeting.ended.get(number)
-            if code == 0 and told != 0:
+            other = meeting.ended.get(number)
+            if code == 0 and other != 0:
                 name = meeting.nodes[number]
-                code, why = 1, f"the job ended on {name} with code {told}" if told else f"{name} was lost at the end"
+                lost = f"lost the connection to {name} at the end of the job"
+                code, reason = 1, f"the job on {name} exited with code {other}" if other else lost
         if not meeting.node:
             self._tell(ended=code)
-        return code, why
+        return code, reason
 
     def _tell(self, **message: Any) -> None:
         for link in self.meeting.links.values() if self.meeting else ():
@@ -242,7 +239,7 @@ class Supervisor:
 
     def _new_meeting(self) -> Meeting:
         launch = self.launch
-        # Not the script's arguments: paths may differ from host to host, and the script compares what must not.
+        # Without the script's arguments: paths may differ between hosts, and the script itself compares the rest.
         text = "\0".join((*launch.nodes, Path(launch.script[0]).name, __version__))
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
         node = launch.nodes.index(launch.host) if launch.host else -1

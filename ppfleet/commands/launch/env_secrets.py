@@ -1,8 +1,8 @@
-"""Paddle's launcher writes its whole environment into the log directory. Secrets go another way: through a file that
-only this user can read, which is gone when the job ends.
+"""Keeps secrets out of the logs: Paddle's launcher writes its whole environment into the log directory.
 
-As a script (`python secret.py train.py …`, which the launcher starts instead of train.py) it puts them back and runs
-the training script as if nothing had been between.
+Secrets are passed to the trainers in a file that only this user can read and that is deleted when the job ends. The
+launcher starts this file instead of train.py (`python env_secrets.py train.py …`): it restores the variables and runs
+the training script.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def keep(launch: Launch, environ: Mapping[str, str], private: Path, attempt: int) -> tuple[list[str], dict[str, str]]:
-    """The launcher's command and environment for that attempt, with the secrets in a file under `private`."""
+    """The launcher's command and environment for that attempt, with the secrets moved to a file in `private`."""
     env = {name: value for name, value in environ.items() if name not in launch.without} | launch.env
     secrets = {name: value for name, value in env.items() if is_secret(name, value)}
     command = launch.command()
-    if attempt:  # the launcher appends to logs: each attempt has its own
-        command = [f"{word}/restart_{attempt}" if word == f"--log_dir={launch.log_dir}" else word for word in command]
+    if attempt:  # the launcher appends to existing logs, so each attempt gets a directory of its own
+        log_dir = f"--log_dir={launch.log_dir}"
+        command = [f"{word}/restart_{attempt}" if word == log_dir else word for word in command]
     if not secrets:
         return command, env
     path = private / "environment.json"
     path.touch(mode=0o600)
     path.write_text(json.dumps(secrets), encoding="utf-8")
     env = {name: value for name, value in env.items() if name not in secrets} | {_FILE: str(path)}
-    place = len(command) - len(launch.script)
-    return [*command[:place], str(Path(__file__).resolve()), *launch.script], env
+    script = len(command) - len(launch.script)
+    return [*command[:script], str(Path(__file__).resolve()), *launch.script], env
 
 
 def main() -> None:

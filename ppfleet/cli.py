@@ -86,12 +86,17 @@ def exit_code(main: Callable[[], int | None]) -> int:
         print(f"error: {failure}", file=sys.stderr, flush=True)
         return failure.code if isinstance(failure, SystemExit) else 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 141
     except KeyboardInterrupt as interrupt:
         sys.last_value = interrupt
         print("interrupted", file=sys.stderr, flush=True)
         return 130
+
+
+def discard_output() -> None:
+    """After a BrokenPipeError: send what is still buffered nowhere, so that Python can exit without another error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Charts as SVG in a page, drawn by matplotlib: text stays text, and colours are the page's, light or dark."""
+"""Charts as inline SVG, drawn by matplotlib: text stays text, and the page sets the colors, light or dark."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ppfleet.html.render import number
 if TYPE_CHECKING:  # matplotlib takes half a second to import
     from matplotlib.figure import Figure
 
-# A color that matplotlib draws with -> what the page makes of it. `cN` are the lines' colors.
+# Name of a CSS variable of the page -> the placeholder color that matplotlib draws with. `cN` are the lines' colors.
 COLORS = {f"c{n}": f"#c0ffe{n}" for n in range(6)} | {"soft": "#c0ffea", "line": "#c0ffeb", "failed": "#c0ffec"}
 _WIDTH, _HEIGHT = 470, 200  # pixels, where a page shows two charts side by side
-_FEW = 60  # points up to which each is shown as a dot, with its figures when it is pointed at
-_MOST = 1e300  # what is larger counts as infinite: no axis can be made for it
+_DOTS = 60  # up to so many points, each is a dot with a tooltip
+_MAX = 1e300  # larger values count as infinite: no axis can show them
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over a common x; templates/parts.html.j2 shows it."""
+    """Lines over a common x axis, for the macro `chart` of templates/parts.html.j2."""
 
     title: str
     x_name: str
@@ -36,23 +36,25 @@ class Chart:
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_name: str, marks: Sequence[tuple[float, str]] = ()) -> Chart:
-    """`marks` are (x, what happened there), drawn across and numbered from 1. Values that are not finite leave a gap;
-    without any finite value there is nothing to draw, and `svg` is empty."""
+    """Draw a chart. `marks` are (x, text): vertical lines, numbered from 1. Values that are not finite leave a gap;
+    without any finite value `svg` is empty.
+
+    >>> line_chart("loss", {"train": [(0, 2.3), (100, 0.7)]}, "step", [(60, "restarted")])
+    """
     lines = {
-        name: [(x, y if abs(y) < _MOST else math.nan) for x, y in points if abs(x) < _MOST]
+        name: [(x, y if abs(y) < _MAX else math.nan) for x, y in points if abs(x) < _MAX]
         for name, points in series.items()
     }
-    finite = {
-        name: found for name, points in lines.items() if (found := [each for each in points if each[1] == each[1]])
-    }
-    told = [_spoken(name, points, x_name) for name, points in finite.items()]
-    told += [f"Mark {n} at {x_name} {number(x)}: {what}." for n, (x, what) in enumerate(marks, 1)]
+    without_gaps = {name: [(x, y) for x, y in points if y == y] for name, points in lines.items()}
+    finite = {name: points for name, points in without_gaps.items() if points}
+    spoken = [_spoken(name, points, x_name) for name, points in finite.items()]
+    spoken += [f"Mark {n} at {x_name} {number(x)}: {text}." for n, (x, text) in enumerate(marks, 1)]
     svg = ""
     if finite:
         with style(title):
             svg = _draw({name: lines[name] for name in finite}, x_name, marks)
     legend = {name: points[-1][1] for name, points in finite.items()}
-    return Chart(title, x_name, legend, " ".join([f"{title}, over {x_name}.", *told]), svg)
+    return Chart(title, x_name, legend, " ".join([f"{title}, over {x_name}.", *spoken]), svg)
 
 
 def _draw(lines: Mapping[str, Points], x_name: str, marks: Sequence[tuple[float, str]]) -> str:
@@ -64,12 +66,12 @@ def _draw(lines: Mapping[str, Points], x_name: str, marks: Sequence[tuple[float,
     tooltips: dict[str, list[str]] = {}
     for n, (name, points) in enumerate(lines.items()):
         texts = [f"{name}: {number(y)} at {x_name} {number(x)}" for x, y in points if math.isfinite(y)]
-        color, dots = COLORS[f"c{n % 6}"], "o" if len(texts) <= _FEW else ""
+        color, dots = COLORS[f"c{n % 6}"], "o" if len(texts) <= _DOTS else ""
         axes.plot(*zip(*points), color=color, linewidth=2, marker=dots, markersize=5, gid=f"line{n}", clip_on=False)
         tooltips[f"line{n}"] = texts if dots else [name]
-    for n, (x, what) in enumerate(marks, 1):
+    for n, (x, text) in enumerate(marks, 1):
         axes.axvline(x, color=COLORS["failed"], linewidth=2, linestyle="--", gid=f"mark{n}")
-        tooltips[f"mark{n}"] = [what]
+        tooltips[f"mark{n}"] = [text]
     for x in sorted({x for x, _ in marks}):
         numbers = ", ".join(str(n) for n, (other, _) in enumerate(marks, 1) if other == x)
         axes.annotate(
@@ -88,7 +90,7 @@ def _draw(lines: Mapping[str, Points], x_name: str, marks: Sequence[tuple[float,
 
 @contextmanager
 def style(name: str) -> Iterator[None]:
-    """How figures are drawn, whatever the user's matplotlibrc says. `name` keeps the ids of several in a page apart."""
+    """Fixed settings, independent of the user's matplotlibrc. `name` makes the ids of several figures distinct."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -97,19 +99,19 @@ def style(name: str) -> Iterator[None]:
         matplotlib.rcParams["svg.fonttype"] = "none"
         matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]
         matplotlib.rcParams["text.parse_math"] = False
-        matplotlib.rcParams["path.simplify_threshold"] = 0.5  # pixels: a long line becomes short and keeps its peaks
+        matplotlib.rcParams["path.simplify_threshold"] = 0.5  # pixels: fewer points for a long line, with its peaks
         yield
 
 
 def svg(figure: Figure, tooltips: Mapping[str, Sequence[str]] | None = None) -> str:
-    """A figure as an element of a page: the same bytes for the same figure. `tooltips` are for the dots of a line, or
-    for the whole, by the `gid` that it was given. Call it within `style`."""
+    """A figure as an SVG element, reproducible byte by byte. `tooltips` maps the `gid` of a line to the texts of its
+    dots, or to one text for the whole line. Call it within `style`."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(file.getvalue())
     root.attrib = {"viewBox": root.attrib["viewBox"]}
     for element in root.iter():
-        for child in list(element):  # who made it, and rules for all of the page
+        for child in list(element):  # metadata, and style rules that would apply to the whole page
             if child.tag.endswith(("}metadata", "}style", "}clipPath")):
                 element.remove(child)
         element.tag = element.tag.rpartition("}")[2]

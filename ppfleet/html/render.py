@@ -1,4 +1,4 @@
-"""From a template to a page: one file without scripts, fonts or links to elsewhere."""
+"""Renders a page from a template: a single file without scripts, fonts or external links."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # in no page: a name that somebody chose may have them
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # not allowed in HTML, but possible in file names
 
 
 def render(template: str, **values: object) -> str:
-    """The page of a template, which is named by its path in ppfleet/. Values are text unless a template says `safe`.
+    """Render the template with that path in ppfleet/. Values are escaped unless the template marks them `safe`.
 
     >>> render("commands/report/run_page.html.j2", title="Run 1", ...)
     """
@@ -24,26 +24,26 @@ def render(template: str, **values: object) -> str:
 
 
 def environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: training does not wait for it
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here, so that training does not import it
 
-    made = Environment(
+    env = Environment(
         loader=FileSystemLoader(_PACKAGE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=number, when=when)
-    return made
+    env.filters.update(number=number, when=when)
+    return env
 
 
 def printable(text: str) -> str:
-    """File names need not be text: what is none is shown with escapes."""
+    """File names may hold any bytes: show those that are not text as escapes."""
     return _CONTROL.sub("\ufffd", text).encode(errors="backslashreplace").decode()
 
 
 def number(value: float) -> str:
-    """As short as it is readable."""
+    """A number for a reader, rounded to four digits."""
     if not math.isfinite(value):
         return "not finite"
     if value == int(value) and abs(value) < 1e7:
@@ -52,8 +52,8 @@ def number(value: float) -> str:
 
 
 def when(seconds: float) -> str:
-    """Date and time of this host."""
+    """Date and time in this host's time zone."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):  # a damaged file may say any time
+    except (OverflowError, ValueError, OSError):  # a damaged file may contain any number
         return "at an unknown time"

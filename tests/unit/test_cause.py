@@ -31,7 +31,7 @@ def test_killed_is_told_by_the_watch_of_a_peer(story):
     found = story.look(60)
     text = f"rank 1 on {A} was killed by SIGKILL at step 3 (in step 4, train.py:66)"
     assert (found.kind, found.ranks, found.sentence) == ("killed", (1,), text)
-    assert any("rank 1 on 192.168.0.1 used 2.0 GB of memory, 1.0 GB were left" in each for each in found.evidence)
+    assert any("rank 1 on 192.168.0.1 used 2.0 GB of memory, 1.0 GB were available" in each for each in found.evidence)
     assert any("rank 0 on 192.168.0.1: ended by the watchdog (killed)" in each for each in found.evidence)
 
 
@@ -162,7 +162,7 @@ def test_last_line_of_the_workers_log(story, tmp_path):
     first.fail(8, CommError("…"))
     story.now = story.began + 60
     found = cause.answer([log])
-    assert "workerlog.1 says: FatalError: `Segmentation fault` is detected" in found.evidence
+    assert "workerlog.1: FatalError: `Segmentation fault` is detected" in found.evidence
 
 
 # Words of the ranks themselves

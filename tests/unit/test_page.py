@@ -136,7 +136,7 @@ def test_a_long_line_has_no_dots_and_keeps_its_peaks():
 
 def test_a_matrix_is_a_table_with_heads():
     tree = shown("{{ matrix(names, counts) }}", names=["ant", "<b>"], counts=[[3, 1], [0, 0]])
-    assert [each.text for each in tree.iter("span")] == ["ant", "<b>", "right", "ant", "<b>"]
+    assert [each.text for each in tree.iter("span")] == ["ant", "<b>", "correct", "ant", "<b>"]
     assert [each.get("scope") for each in tree.iter("th")] == ["col", "col", "col", "row", "row"]
     cells = [(each.get("class"), each.get("style"), each.text) for each in tree.find(".//tbody").iter("td")]
     assert cells == [

@@ -1,4 +1,4 @@
-"""A run as one HTML page: what run_page.html.j2 shows."""
+"""A run as one HTML page: the values that run_page.html.j2 shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ppfleet._version import __version__
 from ppfleet.checkpoint.history import RANKS, curves
-from ppfleet.commands.report.run import Kept, Run, Start
+from ppfleet.commands.report.run import CheckpointInfo, RunData, Start
 from ppfleet.commands.why.cause import Answer, ending
 from ppfleet.commands.why.job_start import size
 from ppfleet.evaluation.confusion import Seen
@@ -20,18 +20,18 @@ from ppfleet.html.chart import Chart, Points, line_chart
 from ppfleet.html.render import number, render, when
 from ppfleet.watchdog.render import span
 
-# Which figures share a chart, by the last part of their names. Charts come in this order; all others are between.
+# Name of a metric (its last part) -> title of its chart. The charts of other metrics come between these two groups.
 _BEFORE = {"loss": "loss", "top1": "accuracy", "top5": "accuracy"}
-_AFTER = {"lr": "learning rate", "ips": "samples a second", "batch_cost": "seconds a step"}
+_AFTER = {"lr": "learning rate", "ips": "samples per second", "batch_cost": "seconds per step"}
 _AFTER["reader_cost"] = _AFTER["batch_cost"]
 _NOT_DRAWN = (RANKS, "eval/samples")
-_NAMED = 30  # classes up to which the whole matrix is shown
-_PAIRS = 30  # that are shown otherwise
+_MATRIX = 30  # classes up to which the whole confusion matrix is shown
+_PAIRS = 30  # most confused pairs that are shown instead
 _ENVIRONMENT = ("ranks", "device", "paddle", "ppfleet", "python", "defaults")
 _FORMS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 
 
-def html(run: Run) -> str:
+def html(run: RunData) -> str:
     state, word = _state(run)
     figures = {name: points for name, points in curves(run.lines).items() if name not in _NOT_DRAWN}
     ended = run.starts if run.starts and not (run.starts[-1].well or run.running) else run.starts[:-1]
@@ -56,23 +56,23 @@ def html(run: Run) -> str:
         directories=shlex.join(map(str, run.directories)),
         seen=run.seen,
         right=sum(count for (truth, guess), count in run.seen.pairs.items() if truth == guess) if run.seen else 0,
-        pairs=_pairs(run.seen) if run.seen and len(run.seen.classes) > _NAMED else None,
+        pairs=_pairs(run.seen) if run.seen and len(run.seen.classes) > _MATRIX else None,
         shown_pairs=_PAIRS,
         picture_source=_picture_source,
         checkpoints=map(_checkpoint, run.checkpoints),
-        bad=sum(bool(each.problem) for each in run.checkpoints),
+        bad=sum(bool(checkpoint.problem) for checkpoint in run.checkpoints),
         ranks=_ranks(run.answer) if run.answer else [],
         script=run.answer.attempt.ranks[0].record.facts.get("script", "") if run.answer else "",
-        environment=_facts(environment),
-        settings=_facts(rest),
-        groups={name: _facts(group) for name, group in groups.items()},
+        environment=_rows(environment),
+        settings=_rows(rest),
+        groups={name: _rows(group) for name, group in groups.items()},
         span=span,
         now=time.time(),
         version=__version__,
     )
 
 
-def summary(run: Run) -> str:
+def summary(run: RunData) -> str:
     """The run in a line."""
     parts = [_state(run)[1]]
     steps = [line.step for line in run.lines[-1:]] or [start.last for start in run.starts[-1:]]
@@ -84,24 +84,24 @@ def summary(run: Run) -> str:
             parts.append(f"{name} {number(newest)}{more}")
     if run.starts:
         parts.append(f"{len(run.starts)} start{'s' if len(run.starts) > 1 else ''}")
-        until = time.time() if run.running else max(filter(math.isfinite, (each.ended for each in run.starts)))
+        until = time.time() if run.running else max(filter(math.isfinite, (start.ended for start in run.starts)))
         parts.append(f"{span(until - run.starts[0].time)} since {when(run.starts[0].time)}")
     return ", ".join(parts)
 
 
-def _state(run: Run) -> tuple[str, str]:
-    """For the colour, and in a word."""
+def _state(run: RunData) -> tuple[str, str]:
+    """The state's CSS class, and how it is shown."""
     if run.running:
         return "running", "running"
     if not run.answer:
-        return "unknown", "without a flight record"
+        return "unknown", "no flight record"
     if run.answer.kind in ("preempted", "interrupted"):
         return "stopped", "stopped"
     return ("ok", "finished") if _telling(run).well else ("failed", "failed")
 
 
-def _telling(run: Run) -> Start:
-    """The start that says how the run ended: one that was refused before it trained has changed nothing."""
+def _telling(run: RunData) -> Start:
+    """The start that shows how the run ended: the last one that trained, if any did."""
     trained = (start for start in reversed(run.starts) if start.well or start.first is not None)
     return next(trained, run.starts[-1])
 
@@ -109,11 +109,11 @@ def _telling(run: Run) -> Start:
 # Curves
 
 
-def _charts(run: Run, figures: Mapping[str, Points], ended: Sequence[Start]) -> list[Chart]:
+def _charts(run: RunData, figures: Mapping[str, Points], ended: Sequence[Start]) -> list[Chart]:
     groups: dict[str, dict[str, Points]] = {}
     for name in sorted(figures, key=_order):
         groups.setdefault(_title(name), {})[name] = figures[name]
-    marks = [(start.last, f"the end of start {n}: {start.sentence}") for n, start in enumerate(ended, 1)]
+    marks = [(start.last, f"end of start {n}: {start.sentence}") for n, start in enumerate(ended, 1)]
     return [*(line_chart(title, series, "step", marks) for title, series in groups.items()), _progress(run, ended)]
 
 
@@ -134,10 +134,10 @@ def _order(name: str) -> tuple[int, str]:
 def _not_finite(name: str, points: Sequence[tuple[int, float]]) -> str:
     steps = [str(step) for step, value in points if not math.isfinite(value)]
     shown = ", ".join(steps[:10]) + (f" and {len(steps) - 10} more" if len(steps) > 10 else "")
-    return f"{name} was not finite (NaN or infinite) at step {shown}" if steps else ""
+    return f"{name} was NaN or infinite at step {shown}" if steps else ""
 
 
-def _progress(run: Run, ended: Sequence[Start]) -> Chart:
+def _progress(run: RunData, ended: Sequence[Start]) -> Chart:
     """Steps over time, a line for each start."""
     first = min(line.time for line in run.lines)
     last = max(line.time for line in run.lines)
@@ -148,13 +148,13 @@ def _progress(run: Run, ended: Sequence[Start]) -> Chart:
         if RANKS in line.values:
             points.append(((line.time - first) / unit, math.nan))
         points.append(((line.time - first) / unit, line.step))
-    # Before the first line, where a start came to none.
-    marks = [(max(0.0, (start.ended - first) / unit), f"the end of start {n}") for n, start in enumerate(ended, 1)]
+    # At 0 for a start that ended before the first line.
+    marks = [(max(0.0, (start.ended - first) / unit), f"end of start {n}") for n, start in enumerate(ended, 1)]
     return line_chart("steps over time", {"step": points}, name, marks)
 
 
 def _figure(name: str, points: Points) -> list[object]:
-    """A row of the table: the last, lowest and highest value, each with its step."""
+    """A row of the table: last, lowest and highest value, each with its step."""
     finite = [(value, step) for step, value in points if math.isfinite(value)]
     step, value = points[-1]
     if not finite:
@@ -166,12 +166,12 @@ def _figure(name: str, points: Points) -> list[object]:
 
 
 def _pairs(seen: Seen) -> list[list[object]]:
-    """What was taken for what, the most confused first."""
+    """The confused pairs of classes, the most frequent first."""
     of_class: dict[int, int] = {}
     for (truth, _), count in seen.pairs.items():
         of_class[truth] = of_class.get(truth, 0) + count
     wrong = [(count, truth, guess) for (truth, guess), count in seen.pairs.items() if truth != guess and count]
-    wrong.sort(key=lambda each: (-each[0], -each[0] / of_class[each[1]], each[1:]))
+    wrong.sort(key=lambda pair: (-pair[0], -pair[0] / of_class[pair[1]], pair[1:]))
     return [
         [seen.classes[truth], seen.classes[guess], count, f"{100 * count / of_class[truth]:.1f} %"]
         for count, truth, guess in wrong
@@ -179,7 +179,7 @@ def _pairs(seen: Seen) -> list[list[object]]:
 
 
 def _picture_source(picture: str) -> str:
-    """A PNG or JPEG as the page holds it; empty for anything else."""
+    """A PNG or JPEG as a data URL; empty for anything else."""
     try:
         data = base64.b64decode(picture, validate=True)
     except ValueError:
@@ -191,15 +191,15 @@ def _picture_source(picture: str) -> str:
 # Checkpoints, ranks, settings
 
 
-def _checkpoint(kept: Kept) -> list[object]:
-    metrics = kept.facts.get("metrics")
+def _checkpoint(checkpoint: CheckpointInfo) -> list[object]:
+    metrics = checkpoint.state.get("metrics")
     shown = [f"{name} {_value(value)}" for name, value in metrics.items()] if isinstance(metrics, dict) else []
-    size_of = sum(int(part["bytes"]) for part in kept.files.values())
-    digest = str(kept.files.get("model.safetensors", {}).get("sha256", ""))
-    facts = [_value(kept.facts.get(name, "")) for name in ("step", "epoch")]
-    verifies = f"no: {kept.problem}" if kept.problem else "yes"
-    name = kept.name + (f" ({', '.join(kept.links)})" if kept.links else "")
-    return [name, *facts, verifies, size(size_of) if size_of else "", ", ".join(shown), digest]
+    size_of = sum(int(part["bytes"]) for part in checkpoint.files.values())
+    digest = str(checkpoint.files.get("model.safetensors", {}).get("sha256", ""))
+    progress = [_value(checkpoint.state.get(name, "")) for name in ("step", "epoch")]
+    verifies = f"no: {checkpoint.problem}" if checkpoint.problem else "yes"
+    name = checkpoint.name + (f" ({', '.join(checkpoint.links)})" if checkpoint.links else "")
+    return [name, *progress, verifies, size(size_of) if size_of else "", ", ".join(shown), digest]
 
 
 def _ranks(answer: Answer) -> Iterable[list[object]]:
@@ -209,8 +209,8 @@ def _ranks(answer: Answer) -> Iterable[list[object]]:
         yield [rank.number, facts.get("host", ""), facts.get("address", ""), rank.steps, ending(rank), *memory]
 
 
-def _facts(facts: Mapping[str, Any]) -> list[list[str]]:
-    return [[name, _value(value)] for name, value in facts.items()]
+def _rows(values: Mapping[str, Any]) -> list[list[str]]:
+    return [[name, _value(value)] for name, value in values.items()]
 
 
 def _value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""One start of a job as its flight records tell it: the ranks, what each was in, and how it ended. Pure."""
+"""One start of a job, from its flight records: its ranks, what each was doing, and how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ppfleet.watchdog.recorder import Entry, Record
 
 @dataclass(frozen=True, eq=False)
 class Rank:
-    """A rank of a job. All its times are by rank 0's clock."""
+    """A rank of a job. All times are by rank 0's clock."""
 
     record: Record
-    state: str  # "said": it recorded what ended it; else "running", "stopped" or "gone"
-    oom_kills: int = 0  # on its host, as far as is known now
-    log_tail: str = ""  # what its workerlog says of a crash
+    state: str  # "said": it recorded why it ended; otherwise "running", "stopped" or "gone"
+    oom_kills: int = 0  # on its host until now, as far as is known
+    log_tail: str = ""  # what its workerlog says about a crash
 
     @property
     def number(self) -> int:
@@ -26,12 +26,12 @@ class Rank:
 
     @property
     def host(self) -> str:
-        """Its address in the job's list; the host's own name where there is none."""
+        """Its address in the job's list of hosts; without one, the host's name."""
         return self.address or str(self.record.facts.get("host") or "")
 
     @property
     def name(self) -> str:
-        """As `World.name` says it."""
+        """The same as `World.name`."""
         return render.name(self.number, self.address)
 
     @property
@@ -40,12 +40,12 @@ class Rank:
 
     @property
     def event(self) -> Event | None:
-        """What ended it, by its own record."""
+        """Why it ended, from its own record."""
         return self.record.event
 
     @property
     def said(self) -> str:
-        """The code of that."""
+        """The code of `event`."""
         return str(self.event.code) if self.event else ""
 
     @cached_property
@@ -59,17 +59,17 @@ class Rank:
 
     @property
     def last(self) -> Entry | None:
-        """What it was in, or did last."""
+        """The operation that it is in; if none, the last one that it left."""
         return self.open or (self.entries[-1] if self.entries else None)
 
     @property
     def inside(self) -> Operation:
-        """What it was in, at its last step; where it was in nothing, after what."""
+        """What it was in, at its last step; if it was in nothing, the operation before that, without its kind."""
         last, kind = self.last, self.open.kind if self.open else ""
         return replace(last.as_operation(), kind=kind, step=self.steps) if last else Operation()
 
     def in_step(self, entry: Entry) -> bool:
-        """Whether that is, or belongs to, a step: one that lasted until the entry began, or still does."""
+        """Whether the entry is a step or lies inside one."""
         steps = [each for each in self.entries if each.kind == Kind.STEP and each.number <= entry.number]
         return bool(steps) and (not steps[-1].left or steps[-1].left > entry.entered)
 
@@ -91,7 +91,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Attempt:
-    """All ranks of one start whose records are at hand, in the order of their numbers."""
+    """All ranks of one start that have a record, ordered by number."""
 
     ranks: Sequence[Rank]
     notes: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Attempt:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks of which there is no record."""
+        """The ranks without a record."""
         return sorted(set(range(self.size)) - {rank.number for rank in self.ranks})
 
     def rank(self, number: int) -> Rank | None:
@@ -122,7 +122,7 @@ class Attempt:
 
 
 def label(entry: Entry) -> str:
-    """An operation as a person names it: `all-reduce of gradients #1284`, `step 640`."""
+    """An operation for a reader: `all-reduce of gradients #1284`, `step 640`."""
     return render.label(entry.as_operation())
 
 
@@ -132,5 +132,5 @@ def named(ranks: Sequence[Rank]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for a person."""
+    """Bytes for a reader."""
     return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"

@@ -1,4 +1,4 @@
-"""Finds the flight records of a job, sets their clocks by rank 0's, and sorts them into the starts of the job."""
+"""Finds the flight records of a job, converts their times to rank 0's clock, and groups them by start of the job."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ppfleet.watchdog.recorder import SUFFIX, Record, read
 
 
 @dataclass
-class Found:
-    """What the directories hold: the newest start of the job first, and what could not be read."""
+class FlightRecords:
+    """The records in the directories, the newest start of the job first, and notes on what could not be read."""
 
     attempts: list[list[Record]]
     notes: list[str]
-    logs: dict[Path, Path]  # ring -> the launcher's log directory that has a link to it
-    now: float  # by rank 0's clock, where it is known
+    logs: dict[Path, Path]  # ring -> the launcher's log directory that links to it
+    now: float  # by rank 0's clock, if that is known
 
 
-def collect(directories: Sequence[Path]) -> Found:
+def collect(directories: Sequence[Path]) -> FlightRecords:
     records: dict[tuple[object, ...], Record] = {}
     notes: list[str] = []
     logs: dict[Path, Path] = {}
@@ -35,32 +35,32 @@ def collect(directories: Sequence[Path]) -> Found:
             if path.is_symlink():
                 logs[path.resolve()] = path.parent
             if path.exists() and not path.is_file():
-                raise ValueError(f"{path} is no file")
+                raise ValueError(f"{path} is not a file")
             record = read(path.resolve())
         except FileNotFoundError:
             dangling.append(path)
-        except (OSError, ValueError, RuntimeError) as failure:  # the last one: links that lead to each other
-            notes.append(f"not read: {failure}")
+        except (OSError, ValueError, RuntimeError) as failure:  # RuntimeError: a cycle of links
+            notes.append(f"skipped: {failure}")
         else:
             facts = record.facts
             key = (facts["rank"], facts.get("boot"), facts.get("pid"), facts.get("started"))
-            if key not in records or records[key].pulse.time < record.pulse.time:  # a copy may be older
+            if key not in records or records[key].pulse.time < record.pulse.time:  # of two copies, the newer one
                 records[key] = record
-    here = {record.path.name for record in records.values()}
+    names = {record.path.name for record in records.values()}
     for link in dangling:
         target = link.readlink()
-        if target.name not in here:
-            notes.append(f"{link} points to {target}, which is not here: give the run directory too")
+        if target.name not in names:
+            notes.append(f"{link} points to {target}, which does not exist here: add the run directory")
     skews = _skews(list(records.values()))
     aligned = [_shifted(record, _skew(record, skews)) for record in records.values()]
     attempts = _attempts(aligned)
     own = next((skew for (_, boot), skew in reversed(skews.items()) if _is_here(boot)), 0.0)
-    return Found(attempts, notes, logs, time.time() + own)
+    return FlightRecords(attempts, notes, logs, time.time() + own)
 
 
-def attempt(found: Found, back: int = 0) -> Attempt:
-    """One start, with what is known about its processes now."""
-    records = sorted(found.attempts[back], key=_number)
+def attempt(flight: FlightRecords, back: int = 0) -> Attempt:
+    """One start, with the current state of its processes."""
+    records = sorted(flight.attempts[back], key=_number)
     newest = max(Rank(record, "").seen for record in records)
     kills: dict[str, int] = {}
     for record in records:
@@ -68,12 +68,14 @@ def attempt(found: Found, back: int = 0) -> Attempt:
         kills[boot] = max(kills.get(boot, 0), record.pulse.oom_kills, oom_kills() if _is_here(boot) else 0)
     ranks = []
     for record in records:
-        state = _state(record, newest, found.now)
-        ranks.append(Rank(record, state, kills[_boot(record)], _log_tail(record, records, found)))
-    notes = list(found.notes)
-    apart = {rank.host for rank in ranks if _boot(rank.record) != _boot(records[0]) and "skew" not in rank.record.facts}
-    if apart:
-        notes.append(f"the clock of {', '.join(sorted(apart))} could not be compared with rank {ranks[0].number}'s")
+        state = _state(record, newest, flight.now)
+        ranks.append(Rank(record, state, kills[_boot(record)], _log_tail(record, records, flight)))
+    notes = list(flight.notes)
+    unsynced = {
+        rank.host for rank in ranks if _boot(rank.record) != _boot(records[0]) and "skew" not in rank.record.facts
+    }
+    if unsynced:
+        notes.append(f"cannot compare the clock of {', '.join(sorted(unsynced))} with that of rank {ranks[0].number}")
     return Attempt(ranks, notes)
 
 
@@ -84,13 +86,13 @@ def looked_for(directory: Path) -> str:
 def _rings(directories: Sequence[Path]) -> Iterator[Path]:
     seen = set()
     for given in directories:
-        with suppress(OSError):  # no such name, no permission: there is nothing to be found
+        with suppress(OSError):  # it does not exist, or may not be read
             if given.is_file():
                 yield given
                 continue
             for directory in (given, *sorted(given.glob("restart_*"))):
                 for path in (*sorted(directory.glob(f"*{SUFFIX}")), *sorted(directory.glob(f"flight/*{SUFFIX}"))):
-                    if path not in seen:  # the same ring by another name is one record all the same
+                    if path not in seen:
                         seen.add(path)
                         yield path
 
@@ -112,7 +114,8 @@ def _token(record: Record) -> str:
 
 
 def _attempts(records: Iterable[Record]) -> list[list[Record]]:
-    """The newest first. The ranks of a start share a token; what failed before it had one is told apart by the time."""
+    """The newest first. The ranks of a start share a token; ranks that failed before they had one are grouped by
+    time."""
     left = sorted(records, key=_started, reverse=True)
     attempts = []
     while left:
@@ -135,17 +138,17 @@ def _attempts(records: Iterable[Record]) -> list[list[Record]]:
 def _skews(records: list[Record]) -> dict[tuple[str, str], float]:
     """(token, boot) and ("", boot) -> seconds to add to that host's times to get rank 0's.
 
-    A collective ends everywhere at about the same time, so the ends of the same ones tell how far clocks are apart."""
+    A collective ends on all ranks at about the same time, so its end shows how far the clocks differ."""
     skews: dict[tuple[str, str], float] = {}
     tokens = {_token(record): _started(record) for record in records if _token(record)}
-    for token in sorted(tokens, key=lambda each: tokens[each]):  # the newest last: it counts where there is no token
-        together = sorted((record for record in records if _token(record) == token), key=_number)
-        first = together[0]
-        for other in together[1:]:
+    for token in sorted(tokens, key=lambda token: tokens[token]):  # the newest last: records without a token use it
+        ranks = sorted((record for record in records if _token(record) == token), key=_number)
+        first = ranks[0]
+        for other in ranks[1:]:
             if _boot(other) == _boot(first) or (token, _boot(other)) in skews:
                 continue
             mine, theirs = _ends(first), _ends(other)
-            differences = [mine[each] - theirs[each] for each in mine.keys() & theirs.keys()]
+            differences = [mine[operation] - theirs[operation] for operation in mine.keys() & theirs.keys()]
             if differences:
                 skews[token, _boot(other)] = skews["", _boot(other)] = statistics.median(differences)
     return skews
@@ -175,20 +178,20 @@ def _state(record: Record, newest: float, now: float) -> str:
     if _is_here(_boot(record)):
         began = _started(record) - float(record.facts.get("skew", 0.0))
         return process_state(int(record.facts.get("pid", 0)), began)[0]
-    # Another host's process: its pulse is all there is to judge by.
-    lives = Rank(record, "").seen > newest - limits.BEAT_LOST and newest > now - limits.BEAT_LOST
-    return "running" if lives else "gone"
+    # A process on another host can only be judged by its last heartbeat.
+    alive = Rank(record, "").seen > newest - limits.BEAT_LOST and newest > now - limits.BEAT_LOST
+    return "running" if alive else "gone"
 
 
 def _is_here(boot: str) -> bool:
-    """Whether that host is this one, and its numbers of processes mean the same here; its network may be another."""
-    words = {word for word in boot.split() if not word.startswith("net:")}
-    return bool(words) and words <= set(this_host().split())
+    """Whether that is this host, with the same process numbers; its network namespace may be another."""
+    parts = {part for part in boot.split() if not part.startswith("net:")}
+    return bool(parts) and parts <= set(this_host().split())
 
 
-def _log_tail(record: Record, records: list[Record], found: Found) -> str:
-    """What the log of a rank that recorded no end says of a crash. A host's ranks have its logs in their order."""
-    directory = found.logs.get(record.path)
+def _log_tail(record: Record, records: list[Record], flight: FlightRecords) -> str:
+    """What the log of a rank that recorded no end says about a crash. A host's logs are numbered as its ranks."""
+    directory = flight.logs.get(record.path)
     if directory is None or record.event:
         return ""
     same_host = [
@@ -202,4 +205,4 @@ def _log_tail(record: Record, records: list[Record], found: Found) -> str:
     except OSError:
         return ""
     telling = foreign.telling_lines(lines)
-    return f"{log.name} says: {telling[-1][:200]}" if telling else ""
+    return f"{log.name}: {telling[-1][:200]}" if telling else ""

@@ -1,4 +1,4 @@
-"""Where no watchdog has spoken: what `diagnose` says of the ranks as their flight records show them. Pure."""
+"""Diagnoses a stall from flight records, for jobs without a watchdog's diagnosis. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
 from ppfleet.watchdog.events import Code, Event, Kind
 from ppfleet.watchdog.recorder import Entry
 
-_STEPS = 10.0  # … or this many steps
+_STEPS = 10.0  # steps without progress that count as a stall, if longer than limits.WAIT_ALWAYS
 
 
 def standstill(ranks: Sequence[Rank], until: float) -> Event | None:
-    """Why nothing goes on at that time: somebody is stopped, late, in another operation, or the network fails."""
+    """Why there is no progress at that time: a rank is stopped, late or in another operation, or the network fails."""
     beats = [_beat(rank, rank.open, until) for rank in ranks]
     waits = [beat.waited(until) for beat in beats if beat.waits]
     lasted = max(waits) if waits else min(beat.idled(until) for beat in beats)
@@ -27,24 +27,24 @@ def standstill(ranks: Sequence[Rank], until: float) -> Event | None:
 
 
 def uneven(ranks: Sequence[Rank], until: float) -> Event | None:
-    """A rank has left its loop, and others waited for it in a step, or failed there because it did not come."""
+    """A rank has left its loop while others waited for it in a step, or failed there because of that."""
     beats = []
     for rank in ranks:
         event, entry = rank.event, rank.open
         if event and event.code == Code.EXCEPTION and event.fields.get("error") == "peer_lost":
             number = event.fields["fields"].get("operation", 0)
-            failed_in = [each for each in rank.entries if each.operation == number and number]
+            failed_in = [entry for entry in rank.entries if entry.operation == number and number]
             entry = replace(failed_in[-1], left=0.0) if failed_in else None
         if rank.state == "running" or rank.said == Code.ENDED or (entry and entry.waits):
             beats.append(_beat(rank, entry, until))
-    found = diagnose(beats, until, Limits(0.0, 0.0, outside=True))
-    return found if found and found.code == Code.UNEVEN else None
+    diagnosis = diagnose(beats, until, Limits(0.0, 0.0, outside=True))
+    return diagnosis if diagnosis and diagnosis.code == Code.UNEVEN else None
 
 
 def _beat(rank: Rank, entry: Entry | None, until: float) -> Beat:
-    """What its watchdog would say; of a rank that is gone, what it said last."""
+    """The heartbeat that its watchdog would send; for a rank that is gone, the last one."""
     heard = rank.seen if rank.state in ("gone", "stopped") else until
-    numbered = [each.as_operation() for each in rank.entries if each.operation]
+    numbered = [entry.as_operation() for entry in rank.entries if entry.operation]
     newest = numbered[-1].number if numbered else 0
     return Beat(
         rank.number, heard, rank.address, entry.operation or newest if entry else newest,
@@ -57,7 +57,7 @@ def _beat(rank: Rank, entry: Entry | None, until: float) -> Beat:
 
 
 def _step_time(ranks: Sequence[Rank]) -> float:
-    """Seconds that a step takes, where one is known."""
+    """Median seconds of a step; 0 if none has finished."""
     entries = [entry for rank in ranks for entry in rank.entries]
     taken = [entry.left - entry.entered for entry in entries if entry.kind == Kind.STEP and entry.left]
     return statistics.median(taken) if taken else 0.0

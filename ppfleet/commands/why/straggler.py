@@ -1,4 +1,4 @@
-"""Who is slower than the others, and whether by data or by computing. Pure."""
+"""Which rank is slower than the others, and whether because of data or of computing. Pure."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from ppfleet.commands.why.job_start import Attempt
 from ppfleet.watchdog.events import Code, Event
 from ppfleet.watchdog.recorder import Entry
 
-_SLOWER = 1.15
-_ENOUGH = 20  # steps, below which nobody is called slow
+_SLOWER = 1.15  # times the others' time for a step
+_MIN_STEPS = 20  # fewer say nothing
 _NOISE = 0.001  # seconds of difference that mean nothing
 
 
 def straggler(attempt: Attempt) -> Event | None:
-    """A rank for which the others regularly wait: by its own time for a step, without its waits for others."""
+    """A rank that the others regularly wait for: compared by the time for a step, without waiting for other ranks."""
     times = {rank.number: _own_times(rank.entries) for rank in attempt.ranks}
-    common = set.intersection(*(set(each) for each in times.values()))
-    if len(times) < 2 or len(common) < _ENOUGH:
+    common = set.intersection(*(set(steps) for steps in times.values()))
+    if len(times) < 2 or len(common) < _MIN_STEPS:
         return None
-    data = {rank: statistics.median(each[step][0] for step in common) for rank, each in times.items()}
-    work = {rank: statistics.median(each[step][1] for step in common) for rank, each in times.items()}
-    own = {rank: statistics.median(sum(each[step]) for step in common) for rank, each in times.items()}
+    data = {rank: statistics.median(steps[step][0] for step in common) for rank, steps in times.items()}
+    work = {rank: statistics.median(steps[step][1] for step in common) for rank, steps in times.items()}
+    own = {rank: statistics.median(sum(steps[step]) for step in common) for rank, steps in times.items()}
     slow = max(own, key=lambda rank: own[rank])
     rest = statistics.median(own[rank] for rank in own if rank != slow)
     if own[slow] < _SLOWER * rest or own[slow] - rest < _NOISE:
         return None
     excess = {
-        what: (part[slow], statistics.median(part[rank] for rank in part if rank != slow))
-        for what, part in (("data", data), ("computing", work))
+        name: (part[slow], statistics.median(part[rank] for rank in part if rank != slow))
+        for name, part in (("data", data), ("computing", work))
     }
-    part = max(excess, key=lambda each: excess[each][0] - excess[each][1])
+    part = max(excess, key=lambda name: excess[name][0] - excess[name][1])
     mine, others = (1e3 * seconds for seconds in excess[part])
     fields = {"percent": 100 * (own[slow] / rest - 1), "part": part, "mine": mine, "others": others}
     rank = attempt.rank(slow)
@@ -40,7 +40,7 @@ def straggler(attempt: Attempt) -> Event | None:
 
 
 def _own_times(entries: Sequence[Entry]) -> dict[int, tuple[float, float]]:
-    """step -> seconds of waiting for data, and of computing: the step without its waits for other ranks."""
+    """step -> seconds spent waiting for data, and computing (the step without its waits for other ranks)."""
     data: dict[int, float] = {}
     work: dict[int, float] = {}
     waits = [entry for entry in entries if entry.waits and entry.left]

@@ -74,7 +74,7 @@ def test_a_port_that_is_taken():
         taken.listen()
         flags = (f"--ips={','.join(LOOPBACK)}", "--host=127.0.0.2", f"--start_port={port}")
         code, findings = Doctor(*flags).end()
-    assert code == 1 and f"port {port} is taken by process {os.getpid()} (" in problems(findings)[0]
+    assert code == 1 and f"port {port} is in use by process {os.getpid()} (" in problems(findings)[0]
 
 
 @needs_hosts
@@ -98,7 +98,7 @@ def test_names_that_stand_for_loopback():
     with namespaces.two_hosts("127.0.1.1") as before:
         for code, findings in pair(before=before, ips=namespaces.ADDRESSES, hosts=False):
             warnings = problems(findings, "warning")
-            assert code == 0 and len(warnings) == 2 and all("stands for 127.0.1.1" in text for text in warnings)
+            assert code == 0 and len(warnings) == 2 and all("resolves to 127.0.1.1" in text for text in warnings)
         names = [words[3] for words in before]
         code, findings = Doctor(f"--ips={','.join(names)}", before=before[0]).end()
         assert code == 1 and f"{names[0]} is 127.0.1.1 on this machine" in problems(findings)[0]
@@ -170,8 +170,8 @@ def test_proxies_limits_and_inputs():
     before = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
     _, findings = Doctor(*flags, env=env, before=before).end()
     warnings = " ".join(problems(findings, "warning"))
-    assert "http_proxy set, and 127.0.0.3 not in no_proxy" in warnings and "at most 256 at a time" in warnings
-    assert any("--data-path=none is not there" in problem for problem in problems(findings))
+    assert "http_proxy set, but 127.0.0.3 not in no_proxy" in warnings and "limit of 256" in warnings
+    assert any("--data-path=none does not exist" in problem for problem in problems(findings))
 
 
 def test_as_a_table_and_wrong_commands():
@@ -179,7 +179,7 @@ def test_as_a_table_and_wrong_commands():
     done = subprocess.run(
         command, cwd=ROOT, env=surroundings(), capture_output=True, text=True, timeout=40, check=False
     )
-    assert done.returncode == 0 and done.stdout.endswith("all well\n")
+    assert done.returncode == 0 and done.stdout.endswith("all checks passed\n")
     for words in (["--ips=a b"], ["--start_port=1"], ["--wait=x"]):
         wrong = subprocess.run(
             [*command, *words], cwd=ROOT, env=surroundings(), capture_output=True, text=True, timeout=40

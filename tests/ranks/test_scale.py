@@ -70,15 +70,15 @@ def test_a_series_and_one_that_goes_on_with_more_seeds(tmp_path):
     assert (one["ranks"], one["batch"], two["ranks"], two["batch"]) == (1, 16, 2, 8)
     assert one["metric"]["mean"] == two["metric"]["mean"] > 0.6  # no BatchNorm: the same numbers on 1 and 2 ranks
     assert two["speed_up"] == one["time"]["mean"] / two["time"]["mean"] == 2 * two["efficiency"]
-    assert two["parity"]["word"] == "cannot tell" and "one seed says nothing" in told
+    assert two["parity"]["word"] == "cannot tell" and "one seed shows no spread" in told
     parts = two["parts"]
     assert parts["steps"] == 16 and parts["bytes"] > 4 * 8 and parts["communication"] > 0 and parts["compute"] > 0
     assert one["parts"]["communication"] == one["parts"]["bytes"] == 0 and one["start_up"]["mean"] > 0
     assert {path.name for path in (tmp_path / "out").glob("scale.*")} == {"scale.json", "scale.html", "scale.png"}
-    assert re.search(r"machines +ranks a machine +batch a rank +time +top1 +speed-up +efficiency", told)
+    assert re.search(r"machines +ranks per machine +batch per rank +time +top1 +speed-up +efficiency", told)
 
     code, told = end(start(tmp_path, "--ranks=1", "--seeds=0,1", "--batch=global"), tmp_path)
-    assert code == 0 and told.count("done before") == 1 and told.count("; log: ") == 1, told
+    assert code == 0 and told.count("already done") == 1 and told.count("; log: ") == 1, told
     (row,) = facts(tmp_path)["tables"]["global"]
     assert row["runs"] == row["time"]["count"] == 2 and row["time"]["spread"] > 0
 
@@ -93,18 +93,18 @@ def test_a_series_that_is_stopped_leaves_nothing_running_and_goes_on(tmp_path, n
     code, told = end(series, tmp_path)
     assert code == (130 if number == signal.SIGINT else -9) and below, told
     wait_for_the_end_of(below)
-    assert number == signal.SIGKILL or "the same command goes on from here" in told
+    assert number == signal.SIGKILL or "run the same command again to continue" in told
     assert not list(tmp_path.glob("out/*/result.json"))
     code, told = end(start(tmp_path, *words, script=["--nap=0.2"]), tmp_path)
-    assert code == 0 and "goes on; its time will not count" in told, told
+    assert code == 0 and "resumed; its time will not count" in told, told
     (row,) = facts(tmp_path)["tables"]["rank"]
     assert row["time"] is None and row["metric"]["mean"] > 0.6
-    assert any("its time does not: 1 machine × 1 rank, seed 0" in note for note in facts(tmp_path)["notes"])
+    assert any("the time does not: 1 machine × 1 rank, seed 0" in note for note in facts(tmp_path)["notes"])
 
 
 def test_a_run_that_fails_ends_the_series_with_its_reason(tmp_path):
     code, told = end(start(tmp_path, "--ranks=2", "--seeds=0", "--batch=rank", script=["--fail=1"]), tmp_path)
-    assert code == 1 and "error: 1 machine × 2 ranks, batch 16 a rank, seed 0: rank" in told, told
+    assert code == 1 and "error: 1 machine × 2 ranks, batch 16 per rank, seed 0: rank" in told, told
     assert "raised RuntimeError: this goes wrong (train.py:24, at step 3)" in told
     assert not (tmp_path / "out/scale.json").exists()
     code, told = end(start(tmp_path, "--ranks=1", "--batch-flag=--fail", script=["--fail=1"]), tmp_path)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from ppfleet.__main__ import main
 from ppfleet.checkpoint.history import NAME, History
 from ppfleet.commands.scale import command, parity, projection, series_page, table, time_breakdown, trial
 from ppfleet.commands.scale.projection import Network, Step
-from ppfleet.commands.scale.series import GLOBAL, RANK, Point, Run, Series, doubled, take_out
+from ppfleet.commands.scale.series import GLOBAL, RANK, Point, Series, Trial, doubled, take_out
 from ppfleet.commands.scale.summary import summary
 from ppfleet.errors import FleetError
 from ppfleet.watchdog.recorder import Flight, read
@@ -34,20 +35,20 @@ def test_runs_are_made_once_and_seed_by_seed():
 
 
 def test_a_batch_that_cannot_be_shared_is_refused():
-    with pytest.raises(FleetError, match="a global batch of 16 cannot be shared by 3 ranks.*--batch=rank"):
+    with pytest.raises(FleetError, match="a global batch of 16 cannot be divided by 3 ranks.*--batch=rank"):
         replace(SERIES, ranks=(1, 3)).points(GLOBAL)
 
 
 def test_a_run_is_known_by_its_command():
-    run = Run(Point(1, 2, 8), 0)
-    assert SERIES.words(run) == ["train.py", "--epochs=1", "--batch-size=8", "--seed=0"]
+    run = Trial(Point(1, 2, 8), 0)
+    assert SERIES.command(run) == ["train.py", "--epochs=1", "--batch-size=8", "--seed=0"]
     name = SERIES.name(run)
     assert re.fullmatch("1x2-batch8-seed0-[0-9a-f]{8}", name) and name == replace(SERIES, seeds=(0, 7)).name(run)
     others = [replace(SERIES, arguments=("--epochs=2",)), replace(SERIES, threads="2"), replace(SERIES, script="b.py")]
     assert len({name, *(other.name(run) for other in others)}) == 4
     # A machine alone computes the same, whatever others there are; two machines do so in their order.
     away = replace(SERIES, hosts=("a", "b"))
-    assert away.name(run) == name and away.name(Run(Point(2, 2, 8), 0)) != SERIES.name(Run(Point(2, 2, 8), 0))
+    assert away.name(run) == name and away.name(Trial(Point(2, 2, 8), 0)) != SERIES.name(Trial(Point(2, 2, 8), 0))
 
 
 @pytest.mark.parametrize(
@@ -70,17 +71,23 @@ def test_doubled():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["train.py"], "how large is the batch of one rank? say --batch-size=N"),
-        (["train.py", "--", "--batch-size=x"], "how large is the batch"),
-        (["train.py", "--", "--batch-size=4", "--seed=3"], "--seed=3: each run gets its own (--seeds)"),
-        (["train.py", "--", "--batch-size=4", "--output-dir", "x"], "--output-dir=x: each run gets its own (--output)"),
-        (["no.py", "--", "--batch-size=4"], "there is no script no.py here"),
+        (["train.py"], "must set the batch per rank: add --batch-size=N"),
+        (["train.py", "--", "--batch-size=x"], "must set the batch per rank"),
+        (
+            ["train.py", "--", "--batch-size=4", "--seed=3"],
+            "remove --seed=3 from the script's arguments: scale sets it for each run (see --seeds)",
+        ),
+        (
+            ["train.py", "--", "--batch-size=4", "--output-dir", "x"],
+            "remove --output-dir=x from the script's arguments",
+        ),
+        (["no.py", "--", "--batch-size=4"], "script no.py not found in"),
         (["--ranks=1,1", "train.py"], "'1,1' lists a number twice"),
-        (["--ranks=0", "train.py"], "'0' is no whole number from 1 up"),
-        (["--batch=world", "train.py"], "'world' is no list of global, rank"),
-        (["--latency=1", "train.py", "--", "--batch-size=4"], "give --bandwidth too"),
-        (["--ranks=1,3", "train.py", "--", "--batch-size=4"], "a global batch of 4 cannot be shared by 3 ranks"),
-        (["--ips=a,,b", "train.py", "--", "--batch-size=4"], "'' is no address or host name"),
+        (["--ranks=0", "train.py"], "must be an integer >= 1, got '0'"),
+        (["--batch=world", "train.py"], "must be global or rank, or both, got 'world'"),
+        (["--latency=1", "train.py", "--", "--batch-size=4"], "--latency also needs --bandwidth"),
+        (["--ranks=1,3", "train.py", "--", "--batch-size=4"], "a global batch of 4 cannot be divided by 3 ranks"),
+        (["--ips=a,,b", "train.py", "--", "--batch-size=4"], "without spaces, got ''"),
     ],
 )
 def test_what_makes_no_series_is_refused_in_one_line(tmp_path, monkeypatch, capsys, words, told):
@@ -95,8 +102,8 @@ def test_what_makes_no_series_is_refused_in_one_line(tmp_path, monkeypatch, caps
 def test_a_directory_that_cannot_be_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    assert command.main(["--ranks=1", "--output=train.py/x", "train.py", "--", "--batch-size=4"]) == 1
-    assert "batch 4 a rank, seed 0: cannot write train.py" in capsys.readouterr().err
+    assert main(["scale", "--ranks=1", "--output=train.py/x", "train.py", "--", "--batch-size=4"]) == 1
+    assert "batch 4 per rank, seed 0: cannot write train.py" in capsys.readouterr().err
 
 
 # Where the time went
@@ -161,8 +168,10 @@ def test_exchange_and_waiting_are_told_apart_also_on_several_hosts(tmp_path, mon
     """Rank 1 is late at the first exchange, rank 0 at the second: each takes 1 s, the rest is waiting."""
     clock = Clock(monkeypatch)
     first, second = recorded(tmp_path, 0, clock, [3, 1]), recorded(tmp_path, 1, clock, [1, 5])
-    apart = time_breakdown.together([json.loads(json.dumps(time_breakdown.told([each]))) for each in (first, second)])
-    assert apart == time_breakdown.together([time_breakdown.told([first, second])])
+    apart = time_breakdown.combine(
+        [json.loads(json.dumps(time_breakdown.host_times([each]))) for each in (first, second)]
+    )
+    assert apart == time_breakdown.combine([time_breakdown.host_times([first, second])])
     assert apart.communication == pytest.approx(2) and apart.stragglers == pytest.approx(3)
     assert (apart.compute, apart.data, apart.evaluation, apart.saving, apart.other) == (6, 2, 7, 4, 1)
     assert sum(getattr(apart, name) for name in ("compute", "communication", "stragglers", "data", "evaluation",
@@ -173,8 +182,8 @@ def test_exchange_and_waiting_are_told_apart_also_on_several_hosts(tmp_path, mon
 def test_a_rank_that_trained_nothing_has_no_parts(tmp_path):
     Flight(tmp_path / "1-rank0.ring", {"rank": 0, "size": 1, "pid": 1})
     assert (
-        time_breakdown.together([time_breakdown.told([read(tmp_path / "1-rank0.ring")])]) is None
-        and time_breakdown.together([]) is None
+        time_breakdown.combine([time_breakdown.host_times([read(tmp_path / "1-rank0.ring")])]) is None
+        and time_breakdown.combine([]) is None
     )
 
 
@@ -277,7 +286,7 @@ def test_the_time_of_a_resumed_run_does_not_count_and_its_metric_does():
     row = facts["tables"][GLOBAL][1]
     assert row["time"]["count"] == 1 and row["speed_up"] == pytest.approx(13 / 8) and row["runs"] == 2
     assert row["metric"]["mean"] == pytest.approx((0.5 + 0.91) / 2)
-    assert facts["notes"][1].endswith("its time does not: 1 machine × 2 ranks, seed 0")
+    assert facts["notes"][1].endswith("the time does not: 1 machine × 2 ranks, seed 0")
     found[8] = made(Point(1, 2, 8), 1, 1.0, 0.5, resumed=True)
     row = summary(SERIES, found)["tables"][GLOBAL][1]
     assert row["time"] is row["speed_up"] is row["parts"] is None and table.cells(row)[3] == table.NONE
@@ -299,9 +308,9 @@ def test_the_projection_is_made_of_the_largest_point_and_its_own_machine():
 @pytest.mark.parametrize(
     ("series", "network", "told"),
     [
-        (SERIES, None, "it needs a network"),
-        (replace(SERIES, modes=(GLOBAL,)), Network(1, 1), "it is for an equal batch per rank"),
-        (replace(SERIES, machines=(1,), ranks=(1,)), Network(1, 1), "one rank alone exchanges nothing"),
+        (SERIES, None, "the network must be measured"),
+        (replace(SERIES, modes=(GLOBAL,)), Network(1, 1), "it needs an equal batch per rank"),
+        (replace(SERIES, machines=(1,), ranks=(1,)), Network(1, 1), "a single rank exchanges nothing"),
     ],
 )
 def test_why_there_is_no_projection(series, network, told):
@@ -310,22 +319,22 @@ def test_why_there_is_no_projection(series, network, told):
 
 
 def test_times_that_cannot_be_relied_on_are_called_so():
-    assert summary(SERIES, results())["notes"][0].startswith("times of the same point are up to 35% apart")
+    assert summary(SERIES, results())["notes"][0].startswith("the times of one point vary by up to 35%")
     steady = replace(SERIES, seeds=(0,))
-    assert not [note for note in summary(steady, results(steady))["notes"] if "apart" in note]
+    assert not [note for note in summary(steady, results(steady))["notes"] if "vary" in note]
 
 
 def test_what_the_figures_cover_is_said():
     found = results()[:7]
     found[1]["parts"]["looked_at"] = 4
-    assert "told apart by the newest 4 of up to 10 steps" in summary(SERIES, found)["notes"][0]
+    assert "separated using the newest 4 of up to 10 steps" in summary(SERIES, found)["notes"][0]
     found[2]["parts"]["overlapped"] = True
-    assert "communication here is both" in summary(SERIES, found)["notes"][1]
+    assert "communication includes both" in summary(SERIES, found)["notes"][1]
 
 
 def test_metrics_are_found_by_name():
     assert summary(SERIES, results(), metric="top5")["tables"][GLOBAL][0]["metric"]["mean"] == 1
-    with pytest.raises(FleetError, match="--metric=f1 is in no run's history.jsonl; there is top1, top5"):
+    with pytest.raises(FleetError, match="--metric=f1 is not in any run's history.jsonl, which has: top1, top5"):
         summary(SERIES, results(), metric="f1")
     none = [{**each, "metrics": {}} for each in results()]
     facts = summary(SERIES, none)
@@ -338,7 +347,7 @@ def test_text_and_page_show_all_of_it(tmp_path):
     parts = [
         "Equal global batch (16)",
         "Equal batch per rank (16)",
-        "ranks a machine",
+        "ranks per machine",
         "7.0 s ± 1.4 s",
         "0.9050 ± 0.0071",
     ]
@@ -357,7 +366,7 @@ def test_text_and_page_show_all_of_it(tmp_path):
 
 @pytest.fixture
 def place(tmp_path):
-    place = trial.Place(tmp_path)
+    place = trial.TrialDirectory(tmp_path)
     place.run.mkdir()
     return place
 
@@ -367,37 +376,37 @@ def left(place, ranks=2, batch=8, resumed=True, told=()):
     history = History(place.run / NAME)
     for step, top1 in ((1, 0.5), (2, 0.25), (2, 0.75)):  # the last step was made twice
         history.add(step, {"eval/top1": top1, "eval/f1": float("nan"), "eval/samples": 360, "train/loss": 2.0})
-    return trial.result(place, ["train.py"], Point(1, 2, 8), 0, 9.0, resumed, list(told))
+    return trial.result(place, ["train.py"], Trial(Point(1, 2, 8), 0), 9.0, resumed, list(told))
 
 
 def test_a_result_is_read_back_as_it_was(place, tmp_path, monkeypatch):
     assert trial.finished(place) is None
-    told = [time_breakdown.told([recorded(tmp_path, 0, Clock(monkeypatch), [1, 3])])]
+    told = [time_breakdown.host_times([recorded(tmp_path, 0, Clock(monkeypatch), [1, 3])])]
     assert left(place, told=told)["parts"] is None  # it was interrupted
     found = left(place, resumed=False, told=told)
     assert found["metrics"] == {"top1": 0.75, "f1": None} and found["samples"] == 360 and found["parts"]["span"] == 24
     trial.write(place, found)
     assert trial.finished(place) == found
     place.result.write_text("{")
-    with pytest.raises(FleetError, match="result.json .*: remove it, and the run is made again"):
+    with pytest.raises(FleetError, match="result.json .*: delete it to repeat the run"):
         trial.finished(place)
 
 
 def test_what_is_missing_is_named(place):
-    with pytest.raises(FleetError, match="history.jsonl is not there or empty: the script must train with ppfleet.Job"):
-        trial.result(place, [], Point(1, 2, 8), 0, 9.0, True, [])
+    with pytest.raises(FleetError, match="history.jsonl is missing or empty: the script must train with ppfleet.Job"):
+        trial.result(place, [], Trial(Point(1, 2, 8), 0), 9.0, True, [])
     with pytest.raises(FleetError, match="trained with batch_size=16 instead of 8 .*--batch-flag"):
         left(place, batch=16)
     with pytest.raises(FleetError, match="trained with ranks=1 instead of 2"):
         left(place, ranks=1)
-    with pytest.raises(FleetError, match="the flight records in .* tell of no step"):
-        trial.result(place, [], Point(1, 2, 8), 0, 9.0, False, [])
+    with pytest.raises(FleetError, match="the flight records in .* contain no step"):
+        trial.result(place, [], Trial(Point(1, 2, 8), 0), 9.0, False, [])
 
 
-def test_a_checkpoint_makes_a_run_a_begun_one(place):
-    assert not place.begun()
+def test_a_checkpoint_makes_a_run_resumable(place):
+    assert not place.has_checkpoint()
     checkpoint = place.run / "checkpoints" / "step3"
     checkpoint.mkdir(parents=True)
-    assert not place.begun()
+    assert not place.has_checkpoint()
     (checkpoint / "manifest.json").touch()
-    assert place.begun()
+    assert place.has_checkpoint()

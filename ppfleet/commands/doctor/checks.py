@@ -1,4 +1,4 @@
-"""What a machine can find out about itself before a launch, and the facts that it brings to a comparison."""
+"""Checks that a machine can make on its own before a launch, and what it contributes to the comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ppfleet.cluster.ports import port_holder
 from ppfleet.distributed.devices import GPU
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-_SHM_LEAST, _FILES_LEAST, _DISK_LEAST = 512 << 20, 4096, 2 << 30
+_MIN_SHM, _MIN_FILES, _MIN_DISK = 512 << 20, 4096, 2 << 30
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Finding:
 
 
 def local(host: str, o: Namespace) -> list[Finding]:
-    """All checks that need nobody else."""
-    found = []
+    """All checks that need no other machine."""
+    findings = []
     for check in (_address, _name, _ports, _shared_memory, _file_limit, _disk, _proxies, _paddle, _inputs):
-        found += [Finding(level, name, host, text, fix) for level, name, text, fix in check(host, o)]
-    return found
+        findings += [Finding(level, name, host, text, fix) for level, name, text, fix in check(host, o)]
+    return findings
 
 
 Row = tuple[str, str, str, str]
@@ -52,72 +52,67 @@ def _address(host: str, o: Namespace) -> Iterator[Row]:
 
 
 def _name(host: str, o: Namespace) -> Iterator[Row]:
-    """Paddle's launcher and gloo ask for the address of the host's name; ours do not, but plain ones will."""
-    found = hosts.resolve(platform.node())
-    if not host or len(o.ips.split(",")) < 2 or set(found) & set(hosts.resolve(host)):
+    """Paddle's launcher and gloo use the address that the host's name resolves to; ppfleet launch does not."""
+    addresses = hosts.resolve(platform.node())
+    if not host or len(o.ips.split(",")) < 2 or set(addresses) & set(hosts.resolve(host)):
         return
-    shown = ", ".join(found) or "nothing"
-    fix = f"write `{host} {platform.node()}` into /etc/hosts, or start with `python -m ppfleet launch`"
-    yield WARNING, "host name", f"{platform.node()} stands for {shown}, not for {host}: a plain launch would hang", fix
+    resolved = ", ".join(addresses) or "nothing"
+    text = f"{platform.node()} resolves to {resolved}, not to {host}: paddle.distributed.launch would hang"
+    fix = f"add the line `{host} {platform.node()}` to /etc/hosts, or start with `python -m ppfleet launch`"
+    yield WARNING, "host name", text, fix
 
 
 def _ports(host: str, o: Namespace) -> Iterator[Row]:
     wanted = range(o.start_port - 1, o.start_port + o.processes)
     taken = {port: holder for port in wanted if (holder := port_holder(host or "127.0.0.1", port))}
     for port, holder in taken.items():
-        yield (
-            ERROR,
-            "ports",
-            f"port {port} is taken by {holder}",
-            "end that process, or take another --start_port everywhere",
-        )
+        fix = "end that process, or choose another --start_port on all machines"
+        yield ERROR, "ports", f"port {port} is in use by {holder}", fix
     if not taken:
         yield OK, "ports", f"{wanted[0]} to {wanted[-1]} are free", ""
 
 
 def _shared_memory(host: str, o: Namespace) -> Iterator[Row]:
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    level = OK if free >= _SHM_LEAST else WARNING
-    fix = "in a container: --shm-size=8g; else mount -o remount,size=8g /dev/shm; or train with --workers=0"
+    level = OK if free >= _MIN_SHM else WARNING
+    fix = "in a container: --shm-size=8g; otherwise mount -o remount,size=8g /dev/shm; or train with --workers=0"
     yield level, "/dev/shm", f"{free >> 20} MB free" + ("" if level == OK else ": loader workers need more"), fix
 
 
 def _file_limit(host: str, o: Namespace) -> Iterator[Row]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    level = OK if soft >= _FILES_LEAST or soft == resource.RLIM_INFINITY else WARNING
-    yield level, "open files", f"at most {soft} at a time", f"ulimit -n {min(hard, 65536)}"
+    level = OK if soft >= _MIN_FILES or soft == resource.RLIM_INFINITY else WARNING
+    yield level, "open files", f"limit of {soft}", f"ulimit -n {min(hard, 65536)}"
 
 
 def _disk(host: str, o: Namespace) -> Iterator[Row]:
     free = shutil.disk_usage(".").free
-    level = OK if free >= _DISK_LEAST else WARNING
-    yield level, "disk", f"{free / (1 << 30):.1f} GB free in {Path.cwd()}", "make room for checkpoints and logs"
+    level = OK if free >= _MIN_DISK else WARNING
+    yield level, "disk", f"{free / (1 << 30):.1f} GB free in {Path.cwd()}", "free some space for checkpoints and logs"
 
 
 def _proxies(host: str, o: Namespace) -> Iterator[Row]:
-    set_ones = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if os.environ.get(name)]
-    spared = os.environ.get("no_proxy", os.environ.get("NO_PROXY", "")).split(",")
-    missed = [node for node in (o.ips or "").split(",") if node and node not in spared and "*" not in spared]
-    if set_ones and missed:
-        text = f"{', '.join(set_ones)} set, and {', '.join(missed)} not in no_proxy: Paddle's rendezvous may go astray"
-        yield WARNING, "proxy", text, f"export no_proxy={','.join(filter(None, [*spared, *missed]))}"
+    proxies = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if os.environ.get(name)]
+    direct = os.environ.get("no_proxy", os.environ.get("NO_PROXY", "")).split(",")
+    proxied = [node for node in (o.ips or "").split(",") if node and node not in direct and "*" not in direct]
+    if proxies and proxied:
+        text = f"{', '.join(proxies)} set, but {', '.join(proxied)} not in no_proxy: Paddle's rendezvous may fail"
+        yield WARNING, "proxy", text, f"export no_proxy={','.join(filter(None, [*direct, *proxied]))}"
 
 
 def _paddle(host: str, o: Namespace) -> Iterator[Row]:
-    found = versions()
-    if found["PaddlePaddle"] == "none":
-        yield ERROR, "PaddlePaddle", "not installed for this Python", "pip install 'ppfleet[cpu]', or 'ppfleet[gpu]'"
+    v = versions()
+    if v["PaddlePaddle"] == "none":
+        yield ERROR, "PaddlePaddle", "not installed for this Python", "pip install 'ppfleet[cpu]' or 'ppfleet[gpu]'"
     else:
-        text = (
-            f"{found['PaddlePaddle']}, Python {found['Python']}, ppfleet {found['ppfleet']}, {found['cards']} card(s)"
-        )
+        text = f"{v['PaddlePaddle']}, Python {v['Python']}, ppfleet {v['ppfleet']}, {v['cards']} card(s)"
         yield OK, "versions", text, ""
 
 
 def _inputs(host: str, o: Namespace) -> Iterator[Row]:
     for name, path in (("--data-path", o.data_path), ("--config", o.config)):
         if path and not Path(path).exists():
-            yield ERROR, "inputs", f"{name}={path} is not there", "copy it to this machine, or correct the path"
+            yield ERROR, "inputs", f"{name}={path} does not exist", "copy it to this machine, or correct the path"
 
 
 def versions() -> dict[str, str]:
@@ -130,7 +125,7 @@ def versions() -> dict[str, str]:
 
 
 def facts(o: Namespace) -> dict[str, str]:
-    """What must be the same on all machines, each as a short text."""
+    """What must be the same on all machines, each as a short string."""
     return {
         **versions(),
         "processes": str(o.processes),
@@ -154,7 +149,7 @@ def _digest(data: bytes) -> str:
 
 
 def _code(root: Path) -> str:
-    """Of all Python files below the working directory, environments and outputs apart."""
+    """A digest of all Python files below the working directory, without environments and outputs."""
     sha = hashlib.sha256()
     for path in _files(root, {"output", "log", "build", "site-packages"}):
         if path.suffix == ".py":
@@ -164,7 +159,7 @@ def _code(root: Path) -> str:
 
 
 def _listing(root: Path) -> str:
-    """Of the names and sizes of all files of a data set: quick, and wrong only for a changed file of the same size."""
+    """A digest of all names and sizes in a data set: quick, but blind to a changed file of the same size."""
     if not root.exists():
         return "missing"
     sha, count = hashlib.sha256(), 0
@@ -175,7 +170,7 @@ def _listing(root: Path) -> str:
 
 
 def _files(root: Path, without: set[str] | None = None) -> Iterator[Path]:
-    """All files below, in order; hidden directories and those of these names left out."""
+    """All files below `root`, in order, without hidden directories and those named in `without`."""
     for directory, names, files in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith(".") and name not in (without or ()))
         yield from (Path(directory) / name for name in sorted(files))

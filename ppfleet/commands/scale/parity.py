@@ -1,8 +1,7 @@
 """Whether a metric is the same on more ranks: the mean difference over seeds with its t interval. Pure.
 
-Runs with the same seed begin with the same weights and see the samples in the same order, so the seed's own luck
-cancels when they are compared in pairs: what is left is what the ranks do, and rounding. With few seeds the interval
-is wide, and the verdict says so.
+Runs with the same seed start with the same weights and see the samples in the same order, so the effect of the seed
+cancels when they are compared in pairs; the effect of the ranks, and rounding, remain. Few seeds give a wide interval.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ class Verdict:
 def compare(
     base: Mapping[int, float], other: Mapping[int, float], tolerance: float, resolution: float = 0.0
 ) -> Verdict:
-    """Of two points' metrics by seed. `tolerance` is the difference that does not matter; `resolution` the smallest one
-    that the metric can show, such as one sample of the validation set."""
+    """Compare the metrics of two points, by seed. `tolerance` is the largest difference that counts as equal,
+    `resolution` the smallest one that the metric can show, such as one sample of the validation set."""
     pairs = [(base[seed], other[seed]) for seed in base if seed in other]
     finite = [b - a for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     if len(finite) < len(pairs):
         return Verdict(UNKNOWN, "cannot tell: a metric is not finite", len(pairs))
     if len(finite) < 2:
-        return Verdict(UNKNOWN, "cannot tell: one seed says nothing of the spread; give more --seeds", len(finite))
+        return Verdict(UNKNOWN, "cannot tell: one seed shows no spread; give more --seeds", len(finite))
     mean = statistics.mean(finite)
-    # Figures that are rounded to whole samples may be equal by chance: their spread is at least that of the rounding.
+    # Metrics rounded to whole samples may be equal by chance: assume at least the spread of the rounding.
     spread = max(statistics.stdev(finite), resolution / math.sqrt(6))
     half = t_quantile(len(finite) - 1) * spread / math.sqrt(len(finite))
     low, high = mean - half, mean + half
@@ -51,14 +50,12 @@ def compare(
         word, sentence = HIGHER, f"higher ({shown})"
     else:
         word = UNKNOWN
-        sentence = (
-            f"cannot tell: the interval holds 0 and reaches beyond ±{tolerance:.4g} ({shown}); more seeds narrow it"
-        )
+        sentence = f"cannot tell: the interval contains 0 and exceeds ±{tolerance:.4g} ({shown}); more seeds narrow it"
     return Verdict(word, sentence, len(finite), mean, low, high)
 
 
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """How many standard errors to each side of a mean hold that much of Student's distribution."""
+    """The two-sided quantile of Student's t distribution, in standard errors."""
     low, high = 0.0, 1.0
     while _within(high, freedom) < confidence:
         high *= 2
@@ -69,7 +66,7 @@ def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _within(t: float, freedom: int) -> float:
-    """Student's probability of [-t, t]: for whole degrees of freedom a finite sum (Abramowitz and Stegun 26.7.3, 4)."""
+    """Probability of [-t, t] under Student's distribution, as a finite sum (Abramowitz and Stegun 26.7.3, 26.7.4)."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2

@@ -15,11 +15,11 @@ MODES = {GLOBAL: "equal global batch", RANK: "equal batch per rank"}
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """Where the same training is run with several seeds."""
+    """A size to train at, with several seeds."""
 
     machines: int
     ranks: int  # on each machine
-    batch: int  # of a rank
+    batch: int  # per rank
 
     @property
     def total(self) -> int:
@@ -31,17 +31,19 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Run:
+class Trial:
+    """One training of the series."""
+
     point: Point
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.point}, batch {self.point.batch} a rank, seed {self.seed}"
+        return f"{self.point}, batch {self.point.batch} per rank, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Flags:
-    """By which options the script takes what differs from run to run."""
+    """The script's options for what differs from run to run."""
 
     batch: str = "--batch-size"
     seed: str = "--seed"
@@ -50,7 +52,7 @@ class Flags:
 
 @dataclass(frozen=True)
 class Series:
-    """The same training everywhere; `batch` is that of a rank of the smallest point."""
+    """The same training at several points; `batch` is per rank, at the smallest point."""
 
     script: str
     arguments: tuple[str, ...]  # of the script, without those that differ from run to run
@@ -61,12 +63,12 @@ class Series:
     seeds: tuple[int, ...]
     flags: Flags = Flags()
     hosts: tuple[str, ...] = ()
-    threads: str = ""  # of a rank, where that is decided
+    threads: str = ""  # per rank, if set
 
     def points(self, mode: str) -> list[Point]:
-        """From the smallest on, which the others are compared with."""
+        """The smallest first: the others are compared with it."""
         least = min(self.machines) * min(self.ranks)
-        found = []
+        points = []
         for machines in sorted(self.machines):
             for ranks in sorted(self.ranks):
                 batch, rest = self.batch, 0
@@ -74,47 +76,47 @@ class Series:
                     batch, rest = divmod(self.batch * least, machines * ranks)
                 if rest or not batch:
                     raise FleetError(
-                        f"a global batch of {self.batch * least} cannot be shared by {machines * ranks} ranks: "
-                        f"give another {self.flags.batch}, or --batch={RANK}"
+                        f"a global batch of {self.batch * least} cannot be divided by {machines * ranks} ranks: "
+                        f"change {self.flags.batch}, or use --batch={RANK}"
                     )
-                found.append(Point(machines, ranks, batch))
-        return sorted(found, key=lambda point: (point.total, point))
+                points.append(Point(machines, ranks, batch))
+        return sorted(points, key=lambda point: (point.total, point))
 
-    def runs(self) -> list[Run]:
-        """Each once. A seed goes through all points before the next: what disturbs a machine for a while disturbs all
-        of them, and a series that is interrupted has something to compare."""
+    def runs(self) -> list[Trial]:
+        """Each training once. A seed visits all points before the next seed starts: a temporary disturbance of a
+        machine then affects all points, and an interrupted series already has something to compare."""
         points = dict.fromkeys(point for mode in self.modes for point in self.points(mode))
-        return [Run(point, seed) for seed in self.seeds for point in points]
+        return [Trial(point, seed) for seed in self.seeds for point in points]
 
-    def words(self, run: Run) -> list[str]:
-        """Script and arguments, all but where to write."""
+    def command(self, run: Trial) -> list[str]:
+        """The script and its arguments, without the output directory."""
         flags = self.flags
         return [self.script, *self.arguments, f"{flags.batch}={run.point.batch}", f"{flags.seed}={run.seed}"]
 
-    def name(self, run: Run) -> str:
-        """Of the run's directory: another command has another."""
+    def name(self, run: Trial) -> str:
+        """The name of the run's directory, which is different for a different command."""
         hosts = self.hosts[: run.point.machines] if run.point.machines > 1 else ()
-        text = json.dumps([self.words(run), run.point.ranks, hosts, self.threads])
+        text = json.dumps([self.command(run), run.point.ranks, hosts, self.threads])
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
         return f"{run.point.machines}x{run.point.ranks}-batch{run.point.batch}-seed{run.seed}-{digest}"
 
 
 def take_out(arguments: Sequence[str], flag: str) -> tuple[list[str], str | None]:
-    """Arguments without an option, and its value: the last one counts, as in argparse."""
-    left, value, words = [], None, iter(arguments)
-    for word in words:
-        if word == flag:
-            value = next(words, "")
-        elif word.startswith(f"{flag}="):
-            value = word.partition("=")[2]
+    """The arguments without an option, and the option's value: the last one counts, as in argparse."""
+    others, value, remaining = [], None, iter(arguments)
+    for argument in remaining:
+        if argument == flag:
+            value = next(remaining, "")
+        elif argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
         else:
-            left.append(word)
-    return left, value
+            others.append(argument)
+    return others, value
 
 
 def doubled(most: int) -> tuple[int, ...]:
-    """1, 2, 4 … and the whole."""
-    found = [1]
-    while found[-1] * 2 < most:
-        found.append(found[-1] * 2)
-    return tuple(dict.fromkeys([*found, most]))
+    """1, 2, 4 … and `most` itself."""
+    values = [1]
+    while values[-1] * 2 < most:
+        values.append(values[-1] * 2)
+    return tuple(dict.fromkeys([*values, most]))

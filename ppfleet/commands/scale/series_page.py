@@ -1,4 +1,4 @@
-"""A scaling series as one HTML page: what series_page.html.j2 shows."""
+"""A scaling series as one HTML page: the values that series_page.html.j2 shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ppfleet.html.chart import Chart, line_chart
 from ppfleet.html.render import number, render
 
 
-def html(facts: dict[str, Any]) -> str:
+def html(results: dict[str, Any]) -> str:
     modes = [
         {
             "title": table.title(mode, rows),
@@ -19,18 +19,18 @@ def html(facts: dict[str, Any]) -> str:
             "cells": [table.cells(row) for row in rows],
             "part_cells": [table.part_cells(row) for row in rows],
         }
-        for mode, rows in facts["tables"].items()
+        for mode, rows in results["tables"].items()
     ]
-    projected = facts["projection"]
+    projected = results["projection"]
     return render(
         "commands/scale/series_page.html.j2",
-        title=f"Scaling of {Path(facts['script']).name}",
-        facts=facts,
+        title=f"Scaling of {Path(results['script']).name}",
+        results=results,
         modes=modes,
-        head=table.head(facts),
+        head=table.head(results),
         parts=PARTS,
         parts_head=table.PARTS_HEAD,
-        charts=_charts(facts),
+        charts=_charts(results),
         projected=_projected(projected) if projected else None,
         projected_cells=[
             (point["machines"], number(1e3 * point["step"]), f"{point['efficiency']:.0%}")
@@ -39,14 +39,14 @@ def html(facts: dict[str, Any]) -> str:
     )
 
 
-def _charts(facts: dict[str, Any]) -> list[Chart]:
+def _charts(results: dict[str, Any]) -> list[Chart]:
     charts = []
     for name, title in (("time", "time, seconds"), ("efficiency", "efficiency, %")):
-        lines = {label: [point[:2] for point in points] for label, points in table.curves(facts, name).items()}
+        lines = {label: [point[:2] for point in points] for label, points in table.curves(results, name).items()}
         charts.append(line_chart(title, lines, "ranks"))
     return [chart for chart in charts if chart.svg]
 
 
-def _projected(facts: dict[str, Any]) -> Chart:
-    points = [(1, 100), *((point["machines"], 100 * point["efficiency"]) for point in facts["points"])]
-    return line_chart("projected efficiency, %", {f"machines × {facts['from']['ranks']}": points}, "machines")
+def _projected(results: dict[str, Any]) -> Chart:
+    points = [(1, 100), *((point["machines"], 100 * point["efficiency"]) for point in results["points"])]
+    return line_chart("projected efficiency, %", {f"machines × {results['from']['ranks']}": points}, "machines")

@@ -1,6 +1,6 @@
-"""The table of a scaling series: time, metric, speed-up, efficiency, parity and a projection, from its results. Pure.
+"""Summarises the results of a scaling series: time, metric, speed-up, efficiency, parity and a projection. Pure.
 
-A result is what `trial.result` made of a run, the summary plain JSON data.
+A result is what `trial.result` returned for a run; the summary is plain JSON data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ppfleet.errors import FleetError
 
 PARTS = ("compute", "communication", "stragglers", "data", "evaluation", "saving", "other")
 _MOST = 64  # machines in a projection
-_UNSTEADY = 0.2  # spread of a point's times, as a share of their mean
+_UNSTEADY = 0.2  # spread of a point's times relative to their mean, above which a note is added
 
 Result = Mapping[str, Any]
 
@@ -31,14 +31,16 @@ def summary(
     measured: Network | None = None,
     given: Network | None = None,
 ) -> dict[str, Any]:
-    """`tolerance` is a share of the smallest point's mean metric. `measured` is the network of the runs, `given` the
-    one to project for."""
+    """The table and its notes. `tolerance` is relative to the smallest point's mean metric; `measured` is the network
+    of the runs, `given` the one to project for."""
     metric = metric or _first_metric(results)
     if metric and not any(metric in result["metrics"] for result in results):
         known = sorted({name for result in results for name in result["metrics"]})
-        raise FleetError(f"--metric={metric} is in no run's history.jsonl; there is {', '.join(known) or 'none'}")
+        raise FleetError(
+            f"--metric={metric} is not in any run's history.jsonl, which has: {', '.join(known) or 'no metric'}"
+        )
     tables = {mode: _table(series.points(mode), results, metric, tolerance) for mode in series.modes}
-    found: dict[str, Any] = {
+    table: dict[str, Any] = {
         "script": series.script,
         "arguments": list(series.arguments),
         "seeds": list(series.seeds),
@@ -50,9 +52,9 @@ def summary(
         "runs": list(results),
         "notes": [*_unsteady(tables), *_notes(results, metric)],
     }
-    found["projection"], note = _projection(tables.get(RANK), measured, given)
-    found["notes"] += [note] if note else []
-    return found
+    table["projection"], note = _projection(tables.get(RANK), measured, given)
+    table["notes"] += [note] if note else []
+    return table
 
 
 def _first_metric(results: Sequence[Result]) -> str:
@@ -88,8 +90,8 @@ def _of(point: Point, results: Sequence[Result]) -> list[Result]:
 
 
 def _by_seed(results: Sequence[Result], metric: str) -> dict[int, float]:
-    found = {int(r["seed"]): r["metrics"].get(metric) for r in results if metric in r["metrics"]}
-    return {seed: math.nan if value is None else float(value) for seed, value in found.items()}
+    values = {int(r["seed"]): r["metrics"].get(metric) for r in results if metric in r["metrics"]}
+    return {seed: math.nan if value is None else float(value) for seed, value in values.items()}
 
 
 def _row(point: Point, results: Sequence[Result], metric: str) -> dict[str, Any]:
@@ -122,13 +124,12 @@ def _spread(values: Sequence[float]) -> dict[str, Any] | None:
     }
 
 
-def _mean_parts(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    if not found:
+def _mean_parts(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    if not runs:
         return None
-    means = {name: statistics.mean(each[name] for each in found) for name in ("span", *PARTS)}
-    last = found[-1]
-    whole = {name: last[name] for name in ("steps", "looked_at", "bytes", "overlapped")}
-    return {**means, **whole}
+    means = {name: statistics.mean(parts[name] for parts in runs) for name in ("span", *PARTS)}
+    counts = {name: runs[-1][name] for name in ("steps", "looked_at", "bytes", "overlapped")}
+    return {**means, **counts}
 
 
 def _unsteady(tables: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
@@ -137,8 +138,8 @@ def _unsteady(tables: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
     if worst <= _UNSTEADY:
         return []
     return [
-        f"times of the same point are up to {worst:.0%} apart: something else kept the machines busy, and speed-up, "
-        f"efficiency and projection are as uncertain"
+        f"the times of one point vary by up to {worst:.0%}: something else kept the machines busy, so speed-up, "
+        f"efficiency and projection are equally uncertain"
     ]
 
 
@@ -147,53 +148,53 @@ def _notes(results: Sequence[Result], metric: str) -> list[str]:
     resumed = [result for result in results if result["resumed"]]
     if resumed:
         names = "; ".join(f"{Point(r['machines'], r['ranks'], r['batch'])}, seed {r['seed']}" for r in resumed)
-        notes.append(f"interrupted and gone on with, so its metric counts and its time does not: {names}")
+        notes.append(f"interrupted and resumed, so the metric counts but the time does not: {names}")
     if not metric:
-        notes.append("the script evaluates nothing (no eval/… in its history.jsonl): there is no metric to compare")
+        notes.append("no metric to compare: the script evaluates nothing (no eval/… in its history.jsonl)")
     parts = [result["parts"] for result in results if result["parts"]]
     long = [each for each in parts if each["bytes"] and each["looked_at"] < each["steps"]]
     if long:
         notes.append(
-            f"the sums are of whole runs; communication and stragglers were told apart by the newest "
+            f"sums cover whole runs; communication and stragglers were separated using the newest "
             f"{min(each['looked_at'] for each in long)} of up to {max(each['steps'] for each in long)} steps"
         )
     if any(each["overlapped"] for each in parts):
-        notes.append("on cards gradients are exchanged during the backward pass: communication here is both")
+        notes.append("on cards gradients are exchanged during the backward pass: communication includes both")
     return notes
 
 
 def _projection(
     rows: Sequence[dict[str, Any]] | None, measured: Network | None, given: Network | None
 ) -> tuple[dict[str, Any] | None, str]:
-    """For more machines with as many ranks and the same batch a rank, from the largest point measured."""
+    """For more machines with the same ranks per machine and batch per rank, from the largest measured point."""
     network = given or measured
     if network is None:
-        return None, "no projection: it needs a network, measured (--ips) or given (--bandwidth, --latency)"
+        return None, "no projection: the network must be measured (--ips) or given (--bandwidth, --latency)"
     if rows is None:
-        return None, f"no projection: it is for an equal batch per rank, which --batch={RANK} measures"
+        return None, f"no projection: it needs an equal batch per rank (--batch={RANK})"
     timed = [row for row in rows if row["parts"]]
     if not timed:
-        return None, "no projection: no run's time is usable"
+        return None, "no projection: no run has a valid time"
     row = max(timed, key=lambda each: (each["machines"], each["ranks"]))
     alone = next((each for each in timed if each["machines"] == 1 and each["ranks"] == row["ranks"]), None)
     parts = Parts(**row["parts"])
     if alone is None:
         return None, f"no projection: the time of 1 machine × {row['ranks']} is missing"
     if parts.overlapped:
-        return None, "no projection: on cards the exchange is hidden in the backward pass, and was not measured apart"
+        return None, "no projection: on cards the exchange overlaps the backward pass and was not measured separately"
     if not parts.bytes:
-        return None, "no projection: one rank alone exchanges nothing; measure more ranks, or more machines"
+        return None, "no projection: a single rank exchanges nothing; measure more ranks or machines"
     step = projection.Step(
-        parts.a_step("compute", "stragglers", "data", "other"),
-        parts.a_step("communication"),
+        parts.per_step("compute", "stragglers", "data", "other"),
+        parts.per_step("communication"),
         row["machines"] * row["ranks"],
         parts.bytes,
     )
-    a_byte = projection.handling(step, measured if row["machines"] > 1 else None)
-    before = Parts(**alone["parts"]).a_step("compute", "communication", "stragglers", "data", "other")
+    per_byte = projection.handling(step, measured if row["machines"] > 1 else None)
+    before = Parts(**alone["parts"]).per_step("compute", "communication", "stragglers", "data", "other")
     points = []
     for machines in doubled(max(_MOST, row["machines"]))[1:]:
-        seconds = projection.step_time(step, a_byte, machines * row["ranks"], network)
+        seconds = projection.step_time(step, per_byte, machines * row["ranks"], network)
         points.append({"machines": machines, "step": seconds, "efficiency": before / seconds})
     return {
         "model": projection.model(step, network),
@@ -202,6 +203,6 @@ def _projection(
         "network_is": "given" if given else "measured",
         "step": vars(step),
         "one_machine_step": before,
-        "handling": a_byte,
+        "handling": per_byte,
         "points": points,
     }, ""

@@ -1,4 +1,4 @@
-"""A scaling series as text and as a picture."""
+"""A scaling series as text and as a plot."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ppfleet.watchdog.render import span
 NONE = "–"
 
 
-def text(facts: dict[str, Any]) -> str:
+def text(results: dict[str, Any]) -> str:
     lines = []
-    for mode, rows in facts["tables"].items():
-        lines += [f"{title(mode, rows)}", *_columns([head(facts), *(cells(row) for row in rows)]), ""]
-        lines += ["  where the time went, the mean over ranks:", *_columns([PARTS_HEAD, *map(part_cells, rows)]), ""]
-        lines += [f"  {line}" for line in verdicts(facts, rows)] + [""]
-    if facts["projection"]:
-        lines += projection(facts["projection"])
-    return "\n".join([*lines, *(f"note: {note}" for note in facts["notes"])])
+    for mode, rows in results["tables"].items():
+        lines += [f"{title(mode, rows)}", *_columns([head(results), *(cells(row) for row in rows)]), ""]
+        lines += ["  where the time went, averaged over ranks:", *_columns([PARTS_HEAD, *map(part_cells, rows)]), ""]
+        lines += [f"  {line}" for line in verdicts(results, rows)] + [""]
+    if results["projection"]:
+        lines += projection(results["projection"])
+    return "\n".join([*lines, *(f"note: {note}" for note in results["notes"])])
 
 
 def title(mode: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -29,13 +29,13 @@ def title(mode: str, rows: Sequence[dict[str, Any]]) -> str:
     return f"{MODES[mode].capitalize()} ({size})"
 
 
-def head(facts: dict[str, Any]) -> list[str]:
+def head(results: dict[str, Any]) -> list[str]:
     return [
         "machines",
-        "ranks a machine",
-        "batch a rank",
+        "ranks per machine",
+        "batch per rank",
         "time",
-        facts["metric"] or "metric",
+        results["metric"] or "metric",
         "speed-up",
         "efficiency",
     ]
@@ -53,48 +53,48 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-PARTS_HEAD = ["machines × ranks", *PARTS, "before (start-up)"]
+PARTS_HEAD = ["machines × ranks", *PARTS, "start-up (before)"]
 
 
 def part_cells(row: dict[str, Any]) -> list[str]:
-    where, parts = f"{row['machines']} × {row['ranks']}", row["parts"]
+    point, parts = f"{row['machines']} × {row['ranks']}", row["parts"]
     if parts is None:
-        return [where, *[NONE] * (len(PARTS_HEAD) - 1)]
+        return [point, *[NONE] * (len(PARTS_HEAD) - 1)]
     shares = [f"{seconds(parts[name])} ({_share(parts, name):.0%})" for name in PARTS]
-    return [where, *shares, with_spread(row["start_up"], seconds)]
+    return [point, *shares, with_spread(row["start_up"], seconds)]
 
 
 def _share(parts: dict[str, Any], name: str) -> float:
     return float(parts[name] / parts["span"]) if parts["span"] else 0.0
 
 
-def verdicts(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
+def verdicts(results: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[str]:
     base = rows[0]
     against = f"{base['machines']} × {base['ranks']}"
     return [
-        f"{facts['metric']} of {row['machines']} × {row['ranks']} against {against}: {row['parity']['sentence']}"
+        f"{results['metric']} of {row['machines']} × {row['ranks']} against {against}: {row['parity']['sentence']}"
         for row in rows
         if row["parity"]
     ]
 
 
-def projection(facts: dict[str, Any]) -> list[str]:
-    told = " ".join(f"{point['machines']}: {point['efficiency']:.0%}" for point in facts["points"])
-    ranks = facts["from"]["ranks"]
+def projection(results: dict[str, Any]) -> list[str]:
+    points = " ".join(f"{point['machines']}: {point['efficiency']:.0%}" for point in results["points"])
+    ranks = results["from"]["ranks"]
     return [
-        f"Projection, not measured: efficiency on so many machines × {ranks} against 1 × {ranks}, at a batch of "
-        f"{facts['from']['batch']} a rank",
-        f"  {told}",
-        f"  {facts['model']}; the network is {facts['network_is']}.",
+        f"Projection, not measured: efficiency of N machines × {ranks} against 1 × {ranks}, at a batch of "
+        f"{results['from']['batch']} per rank",
+        f"  {points}",
+        f"  {results['model']}; the network is {results['network_is']}.",
         "",
     ]
 
 
-def with_spread(found: dict[str, Any] | None, shown: Callable[[float], str]) -> str:
-    """Mean ± standard deviation over seeds; of one run without."""
-    if found is None:
+def with_spread(values: dict[str, Any] | None, shown: Callable[[float], str]) -> str:
+    """Mean ± standard deviation over seeds; for a single run the value alone."""
+    if values is None:
         return NONE
-    return shown(found["mean"]) + (f" ± {shown(found['spread'])}" if found["spread"] is not None else "")
+    return shown(values["mean"]) + (f" ± {shown(values['spread'])}" if values["spread"] is not None else "")
 
 
 def seconds(value: float) -> str:
@@ -106,10 +106,10 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def curves(facts: dict[str, Any], name: str) -> dict[str, list[tuple[int, float, float]]]:
-    """Time or efficiency over ranks with its spread, a line for each kind of batch and number of machines."""
-    found: dict[str, list[tuple[int, float, float]]] = {}
-    for mode, rows in facts["tables"].items():
+def curves(results: dict[str, Any], name: str) -> dict[str, list[tuple[int, float, float]]]:
+    """Time or efficiency over ranks with its spread, a line for each batch mode and number of machines."""
+    lines: dict[str, list[tuple[int, float, float]]] = {}
+    for mode, rows in results["tables"].items():
         for row in rows:
             if name == "time" and row["time"]:
                 value, spread = row["time"]["mean"], row["time"]["spread"] or 0.0
@@ -118,30 +118,30 @@ def curves(facts: dict[str, Any], name: str) -> dict[str, list[tuple[int, float,
             else:
                 continue
             machines = f"{row['machines']} machine{'s' if row['machines'] > 1 else ''}"
-            line = found.setdefault(f"{MODES[mode]}, {machines}", [])
+            line = lines.setdefault(f"{MODES[mode]}, {machines}", [])
             line.append((row["machines"] * row["ranks"], value, spread))
-    return found
+    return lines
 
 
-def picture(facts: dict[str, Any], path: Path) -> None:
-    """Draw time and efficiency over ranks."""
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Plot time and efficiency over ranks."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, name in ((left, "time"), (right, "efficiency")):
-        for label, points in curves(facts, name).items():
+        for label, points in curves(results, name).items():
             ranks, values, spreads = zip(*points)
             axes.errorbar(ranks, values, spreads, marker="o", capsize=3, label=label)
-    if facts["projection"]:
-        points, ranks = facts["projection"]["points"], facts["projection"]["from"]["ranks"]
-        over = [point["machines"] * ranks for point in points]
+    if results["projection"]:
+        points, ranks = results["projection"]["points"], results["projection"]["from"]["ranks"]
+        total_ranks = [point["machines"] * ranks for point in points]
         projected = [100 * point["efficiency"] for point in points]
         label = f"projection against 1 × {ranks}, not measured"
-        right.plot(over, projected, linestyle="--", color="gray", label=label)
+        right.plot(total_ranks, projected, linestyle="--", color="gray", label=label)
         right.set_xscale("log", base=2)
         right.xaxis.set_major_formatter("{x:.0f}")
-    for axes in (left,) if facts["projection"] else (left, right):
+    for axes in (left,) if results["projection"] else (left, right):
         axes.xaxis.get_major_locator().set_params(integer=True)
     left.set(title="Training time", xlabel="ranks", ylabel="seconds")
     right.set(title="Efficiency", xlabel="ranks", ylabel="%")

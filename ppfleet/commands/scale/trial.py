@@ -1,4 +1,4 @@
-"""One run of a scaling series: started by `ppfleet launch`, ended with this process, and what it left behind."""
+"""One run of a scaling series: starts it with `ppfleet launch`, and reads its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ppfleet import foreign, limits
 from ppfleet.checkpoint import files, history
 from ppfleet.cluster import process_tree
 from ppfleet.commands.scale import time_breakdown
-from ppfleet.commands.scale.series import Point
+from ppfleet.commands.scale.series import Point, Trial
 from ppfleet.commands.why import cause, record_reader
 from ppfleet.errors import PREEMPTED, FleetError
 
@@ -26,7 +26,7 @@ _SAMPLES = "eval/samples"
 
 
 @dataclass(frozen=True)
-class Place:
+class TrialDirectory:
     """The directory of a run on this host."""
 
     path: Path
@@ -34,12 +34,12 @@ class Place:
 
     @property
     def run(self) -> Path:
-        """The script's own."""
+        """The script's run directory."""
         return self.path / "run"
 
     @property
     def logs(self) -> Path:
-        """Paddle's launcher's; of each host another, as they may share a disk."""
+        """The log directory of Paddle's launcher; one for each host, because hosts may share a disk."""
         return self.path / f"log{self.node}"
 
     @property
@@ -50,28 +50,28 @@ class Place:
     def result(self) -> Path:
         return self.path / "result.json"
 
-    def begun(self) -> bool:
-        """Whether an earlier start left something to go on from."""
+    def has_checkpoint(self) -> bool:
+        """Whether an earlier start left a checkpoint to resume from."""
         return any((self.run / "checkpoints").glob("*/manifest.json"))
 
 
-def execute(words: Sequence[str], place: Place, env: dict[str, str]) -> float:
-    """`ppfleet launch` with those words, to its end: its seconds. A FleetError says why it failed."""
+def execute(arguments: Sequence[str], directory: TrialDirectory, env: dict[str, str]) -> float:
+    """Run `ppfleet launch` with those arguments; the seconds it took. A FleetError says why it failed."""
     try:
-        place.path.mkdir(parents=True, exist_ok=True)
+        directory.path.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
-        raise FleetError(files.disk_message(failure, place.path)) from None
-    launch = [sys.executable, "-m", "ppfleet", "launch", f"--log_dir={place.logs}", *words]
+        raise FleetError(files.disk_message(failure, directory.path)) from None
+    launch = [sys.executable, "-m", "ppfleet", "launch", f"--log_dir={directory.logs}", *arguments]
     watched = [sys.executable, process_tree.__file__, str(os.getpid()), str(limits.SCALE_GRACE), *launch]
     began, clock = time.time(), time.monotonic()
-    with place.output.open("ab") as out:
+    with directory.output.open("ab") as out:
         process = subprocess.Popen(
             watched,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             env={**os.environ, **env},
-            start_new_session=True,  # Ctrl-C is for this process, which passes it on once
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
         )
         try:
             code = process.wait()
@@ -80,18 +80,18 @@ def execute(words: Sequence[str], place: Place, env: dict[str, str]) -> float:
                 process.terminate()
                 process.wait()
     if code:
-        raise FleetError(f"{_reason(place, began, code)} (exit code {code}; {place.output} tells more)")
+        raise FleetError(f"{_reason(directory, began, code)} (exit code {code}; see {directory.output})")
     return time.monotonic() - clock
 
 
-def _reason(place: Place, began: float, code: int) -> str:
-    """What the flight records say; where there are none, the last word of the launcher."""
+def _reason(directory: TrialDirectory, began: float, code: int) -> str:
+    """The explanation of the flight records; without any, the last relevant line of the launcher."""
     if code == PREEMPTED:
-        return "SIGTERM: it was saved, and the same command goes on from there"
-    found = cause.answer([place.run, place.logs])
-    if found is not None and found.attempt.started >= began:
-        return found.sentence
-    telling = foreign.telling_line("\n".join(_lines(place.output)[-200:]), last=True)
+        return "SIGTERM: the run was saved; run the same command again to continue"
+    answer = cause.answer([directory.run, directory.logs])
+    if answer is not None and answer.attempt.started >= began:
+        return answer.sentence
+    telling = foreign.telling_line("\n".join(_lines(directory.output)[-200:]), last=True)
     return telling[:300] or "it exited without reporting a reason"
 
 
@@ -102,35 +102,40 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def records(place: Place) -> dict[str, Any]:
-    """What the ranks of this host say of the time of the newest start."""
-    found = record_reader.collect([place.run])
-    return time_breakdown.told(found.attempts[0] if found.attempts else [])
+def host_times(directory: TrialDirectory) -> dict[str, Any]:
+    """How the ranks of this host spent their time in the newest start."""
+    records = record_reader.collect([directory.run])
+    return time_breakdown.host_times(records.attempts[0] if records.attempts else [])
 
 
 def result(
-    place: Place, words: Sequence[str], point: Point, seed: int, wall: float, resumed: bool, told: list[dict[str, Any]]
+    directory: TrialDirectory,
+    command: Sequence[str],
+    run: Trial,
+    wall: float,
+    resumed: bool,
+    hosts: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """What the finished run left, as plain JSON data. A FleetError names what is missing."""
-    path = place.run / history.NAME
+    """The results of a finished run, as plain JSON data. A FleetError names what is missing."""
+    path = directory.run / history.NAME
     lines = history.read(path)
     if not lines:
         raise FleetError(
-            f"{path} is not there or empty: the script must train with ppfleet.Job, and write to the directory that "
-            f"--output-flag gives it"
+            f"{path} is missing or empty: the script must train with ppfleet.Job and write to the directory passed "
+            f"with --output-flag"
         )
-    # The time of a run that was interrupted is not that of the training; its metric is.
-    parts = None if resumed else time_breakdown.together(told)
+    # An interrupted run has a valid metric, but no valid time.
+    parts = None if resumed else time_breakdown.combine(hosts)
     if parts is None and not resumed:
-        raise FleetError(f"the flight records in {place.run}/flight tell of no step: nothing was trained")
-    _check_settings(place, point)
+        raise FleetError(f"the flight records in {directory.run}/flight contain no step: nothing was trained")
+    _check_settings(directory, run.point)
     figures = {name: points[-1][1] for name, points in history.curves(lines).items() if points}
     return {
-        "command": list(words),
-        "machines": point.machines,
-        "ranks": point.ranks,
-        "batch": point.batch,
-        "seed": seed,
+        "command": list(command),
+        "machines": run.point.machines,
+        "ranks": run.point.ranks,
+        "batch": run.point.batch,
+        "seed": run.seed,
         "wall": wall,
         "resumed": resumed,
         "metrics": {
@@ -144,9 +149,9 @@ def result(
     }
 
 
-def _check_settings(place: Place, point: Point) -> None:
-    """Whether the script took what it was given: the table would compare the wrong things in silence."""
-    path = place.run / "settings.json"
+def _check_settings(directory: TrialDirectory, point: Point) -> None:
+    """Whether the script used the given ranks and batch; otherwise the table would silently compare the wrong runs."""
+    path = directory.run / "settings.json"
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
@@ -155,20 +160,19 @@ def _check_settings(place: Place, point: Point) -> None:
         if settings.get(name) != wanted:
             raise FleetError(
                 f"the script trained with {name}={settings.get(name)} instead of {wanted} ({path}): "
-                f"--batch-flag names the option by which it takes the batch of a rank"
+                f"--batch-flag must name the script's option for the batch per rank"
             )
 
 
-def write(place: Place, facts: dict[str, Any]) -> None:
-    files.replace_file(place.result, files.json_bytes(facts))
+def write(directory: TrialDirectory, result: dict[str, Any]) -> None:
+    files.replace_file(directory.result, files.json_bytes(result))
 
 
-def finished(place: Place) -> dict[str, Any] | None:
+def finished(directory: TrialDirectory) -> dict[str, Any] | None:
     """The result of a run that an earlier start of the series has finished."""
     try:
-        found = json.loads(place.result.read_text(encoding="utf-8"))
+        return dict(json.loads(directory.result.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as failure:
-        raise FleetError(f"cannot read {place.result} ({failure}): remove it, and the run is made again") from None
-    return dict(found)
+        raise FleetError(f"cannot read {directory.result} ({failure}): delete it to repeat the run") from None

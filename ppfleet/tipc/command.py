@@ -1,4 +1,4 @@
-"""One command of a plan, and what a plan must know of the machine it is for."""
+"""One command of a plan, and what a plan must know about the machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ OUTPUT = "./test_tipc/output"
 
 
 @dataclass(frozen=True)
-class Here:
-    """What the plan must know of the machine it is for."""
+class LocalMachine:
+    """What the plan must know about the machine it is for."""
 
     cards: bool = True
-    why: str = "no card here"  # where there are none to be used
-    address: str = ""  # this machine's own among the nodes that the file lists; empty: the first of them
-    interface: str = ""  # the network interface that has it
+    why: str = "no card here"  # the reason, if no card is to be used
+    address: str = ""  # this machine's address in the file's list of nodes; empty: that of the first node
+    interface: str = ""  # the network interface with that address
     start_port: int = 0
     output: str = OUTPUT
     trainers: tuple[str, ...] = TRAINERS
@@ -28,15 +28,15 @@ class Here:
 class Command:
     id: str
     stage: str  # train, eval, export or infer
-    run: str  # the chain it belongs to; for training modes also the name of the run directory
+    run: str  # the chain it belongs to; in training modes also the name of the run directory
     argv: tuple[str, ...]
     log: str
     needs: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    makes: tuple[tuple[str, str], ...] = ()  # (directory, patterns by `|`): each must have a new file afterwards
-    reads: tuple[str, ...] = ()  # files and directories of the user's that must be there
-    shows: str = ""  # what its log must hold: "benchmark" or "ips"
-    nodes: tuple[str, ...] = ()  # who takes part, trainer 0's first; empty: this machine alone
+    makes: tuple[tuple[str, str], ...] = ()  # (directory, patterns separated by `|`): each must match a new file
+    reads: tuple[str, ...] = ()  # the user's files and directories that must exist
+    shows: str = ""  # what its log must contain: "benchmark" or "ips"
+    nodes: tuple[str, ...] = ()  # that take part, trainer 0's first; empty: this machine alone
     device: str = "cpu"
     batch_size: str = ""
     note: str = ""  # what the device map changed
@@ -46,7 +46,7 @@ class Command:
 
     @property
     def text(self) -> str:
-        """As a reader can paste it into a shell."""
+        """The command, ready to paste into a shell."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env]
         return " ".join([*assignments, *map(shlex.quote, self.argv)])
 

@@ -1,4 +1,4 @@
-"""The figures in a command's log, read line by line: TIPC's benchmark block, and the `ips` of training."""
+"""Reads measurements from a command's log: TIPC's benchmark block, and the `ips` of training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 MISSING = {
     "benchmark": "its log has no benchmark block (Perf info with preprocess_time, inference_time, postprocess_time)",
-    "ips": "its log has no `ips:` to read the training speed from",
+    "ips": "its log has no `ips:` with the training speed",
 }
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 _ROWS = {
@@ -28,15 +28,15 @@ _NEEDED = {"total_s", "preprocess_ms", "inference_ms", "postprocess_ms"}
 _BANNER = " Perf info -"
 
 
-def found(kind: str, log: Path) -> dict[str, float] | None:
-    """What the log tells of that kind; None where it does not tell it."""
+def read(kind: str, log: Path) -> dict[str, float] | None:
+    """The log's measurements of that kind; None if it has none."""
     with log.open(encoding="utf-8", errors="replace") as lines:
         return _benchmark(lines) if kind == "benchmark" else _ips(lines)
 
 
 def _benchmark(lines: Iterable[str]) -> dict[str, float] | None:
     values: dict[str, float] = {}
-    after: set[str] = set()  # what came after the last banner
+    after: set[str] = set()  # names seen after the last banner
     banner = False
     for line in lines:
         if _BANNER in line:
@@ -53,5 +53,5 @@ def _ips(lines: Iterable[str]) -> dict[str, float] | None:
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return None
-    # The first line of several includes the start.
+    # The first of several lines includes the start-up.
     return {"images_per_s": statistics.median(values[1:] or values)}

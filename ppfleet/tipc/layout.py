@@ -1,16 +1,16 @@
-"""What stands in which line, in both forms, and how to tell that a line is missing or too many. Pure."""
+"""The meaning of each line in both forms of the file, and checks for missing and extra lines. Pure."""
 
 from __future__ import annotations
 
 import re
 
 from ppfleet.errors import ConfigError
-from ppfleet.tipc.lines import Line
+from ppfleet.tipc.lines import ConfigLine
 
 SHORT, LONG = "short", "long"
 TRAINER_AT = {13: SHORT, 15: LONG}
 
-# Line number -> what stands there. A name in capitals is the exact key that every published file has in that line.
+# ConfigLine number -> its meaning. A name in capitals is the exact key that every published file has in that line.
 _SHORT = """
 1 BANNER  2 MODEL_NAME  3 PYTHON  4 GPU_LIST  5 use_gpu  6 epochs  7 output_dir  8 batch_size  9 pretrained
 10 train_model_name  11 data_path  12 ##  13 TRAINER  14 norm_train  15 ##  16 BANNER  17 EVAL  18 ##  19 BANNER
@@ -34,9 +34,9 @@ def _layout(table: str) -> dict[int, str]:
 
 
 LAYOUTS = {SHORT: _layout(_SHORT), LONG: _layout(_LONG)}
-LAST_REQUIRED = {SHORT: 31, LONG: 48}  # the lines after it may be missing: no benchmark, nothing spare
-_MAY_SEPARATE = (36, 37, 38, 39)  # lines of the long form that some repositories leave as `##`
-# Banners of other families, and the script that each belongs to.
+LAST_REQUIRED = {SHORT: 31, LONG: 48}  # the lines after it are optional: benchmark and spare lines
+_MAY_SEPARATE = (36, 37, 38, 39)  # lines of the long form that are `##` in some repositories
+# Banners of other families of TIPC files, and the script that runs each.
 FAMILIES = {
     "ptq": "test_ptq_inference_python.sh",
     "kl_quant": "test_ptq_inference_python.sh",
@@ -48,11 +48,11 @@ FAMILIES = {
     "lite_arm": "test_lite_arm_cpp.sh",
     "lite": "test_lite_arm_cpp.sh",
     "js_infer": "test_inference_js.sh",
-    "infer": "the inference-only runner of its own repository",
+    "infer": "the inference-only runner of its repository",
 }
 
 
-def check_family(lines: list[Line]) -> None:
+def check_family(lines: list[ConfigLine]) -> None:
     if not lines:
         raise ConfigError("the file is empty")
     banner = lines[0].banner
@@ -63,33 +63,32 @@ def check_family(lines: list[Line]) -> None:
         script = FAMILIES.get(family) or next(
             (s for f, s in FAMILIES.items() if family.startswith(f)), "another script"
         )
-        lines[0].fail(f"a file of the {family} family, which belongs to {script}; this runner takes train_params")
-    lines[0].fail("a TIPC training file begins with ======train_params======")
+        lines[0].fail(f"this file is of the {family} family, which {script} runs; this runner expects train_params")
+    lines[0].fail("a TIPC training file must begin with ======train_params======")
 
 
-def find_form(lines: list[Line]) -> str:
-    """Short or long: by where `trainer:` stands, never by counting lines."""
+def find_form(lines: list[ConfigLine]) -> str:
+    """Short or long, decided by the position of `trainer:`, not by the number of lines."""
     at = [line for line in lines if line.key == "trainer"]
     if not at:
-        raise ConfigError("no line `trainer:`; it is line 13 of the short form, 15 of the long form")
+        raise ConfigError("no line `trainer:`; it must be line 13 of the short form or line 15 of the long form")
     if at[0].number not in TRAINER_AT:
         raise ConfigError(misplaced(lines, at[0]), line=at[0].source)
     return TRAINER_AT[at[0].number]
 
 
-def misplaced(lines: list[Line], trainer: Line) -> str:
-    """Why `trainer:` is in neither of its places: which line is missing or too many before it."""
+def misplaced(lines: list[ConfigLine], trainer: ConfigLine) -> str:
+    """Why `trainer:` is in the wrong line: which line before it is missing or extra."""
     long = {line.key for line in lines} & {"train_infer_img_dir", "pact_train", "infer_quant"}
     form = next(at for at, name in TRAINER_AT.items() if name == (LONG if long else SHORT))
     shift = trainer.number - form
-    counted = "" if trainer.source == trainer.number else f", or {trainer.number} without blank ones"
-    said = f"`trainer:` is line {trainer.source}{counted}; the {TRAINER_AT[form]} form has it in {form}"
+    counted = "" if trainer.source == trainer.number else f" ({trainer.number} without blank lines)"
+    position = f"`trainer:` is line {trainer.source}{counted}, but must be line {form} of the {TRAINER_AT[form]} form"
     suspect = _first_shifted(lines, TRAINER_AT[form], trainer.number)
-    what = f"{abs(shift)} line{'s are' if abs(shift) > 1 else ' is'} {'too many' if shift > 0 else 'missing'} above"
-    return f"{said}: {what}{suspect}, so that every line after has another meaning"
+    return f"{position}: {_count(abs(shift), extra=shift > 0)} above it{suspect}"
 
 
-# What a key looks like, as far as published files agree; lines that are not here may be called anything.
+# What a key looks like, where published files agree; keys of lines that are not listed can be anything.
 _LOOKS = {
     "use_gpu": r"use.?gpu|device",
     "autocast": r"auto.?cast|amp",
@@ -126,8 +125,8 @@ _LOOKS = {
 }
 
 
-def fits(line: Line, name: str) -> bool:
-    """Whether a line may stand where the layout has that name, as far as its key tells."""
+def fits(line: ConfigLine, name: str) -> bool:
+    """Whether a line, judged by its key, can be the one that the layout has under that name."""
     if name == "BANNER":
         return line.banner is not None
     if name == "##":
@@ -142,16 +141,14 @@ def fits(line: Line, name: str) -> bool:
     return looks is None or line.key in ("", "null") or re.search(looks, line.key, re.IGNORECASE) is not None
 
 
-def _first_shifted(lines: list[Line], form: str, stop: int) -> str:
+def _first_shifted(lines: list[ConfigLine], form: str, stop: int) -> str:
     for number, name in LAYOUTS[form].items():
         if number < stop and number <= len(lines) and not fits(lines[number - 1], name):
-            return (
-                f" (line {lines[number - 1].source} is {lines[number - 1].text.strip()!r}, expected is {name.lower()})"
-            )
+            return f" (line {lines[number - 1].source} is {lines[number - 1].text.strip()!r}, expected {name.lower()})"
     return ""
 
 
-# Keys that every published file has in one and the same place.
+# Keys that are in the same line in every published file.
 _PLACES = {
     "model_name": "MODEL_NAME", "python": "PYTHON", "gpu_list": "GPU_LIST", "trainer": "TRAINER", "eval": "EVAL",
     "inference": "INFERENCE", "train_model_name": "train_model_name", "trained_model_name": "train_model_name",
@@ -163,31 +160,31 @@ _PLACES = {
 _BANNERS = {1: "train_params", 16: "eval_params", 19: "infer_params", 23: "eval_params", 27: "infer_params"}
 
 
-def check_places(lines: list[Line], form: str) -> None:
-    """Every line where the form has it, as far as its key tells; a line that is missing shifts all after it."""
+def check_places(lines: list[ConfigLine], form: str) -> None:
+    """Check by its key that every line is where the form has it: a missing line shifts all lines after it."""
     layout = LAYOUTS[form]
     for line in lines:
         name = layout.get(line.number, "")
         if not name or (form == LONG and line.number in _MAY_SEPARATE and line.separator):
             continue
         if not line.separator and ":" not in line.text:
-            wide = " (the one there is full-width)" if "\uff1a" in line.text else ""
-            line.fail(f"no colon{wide}: expected is `key:value`, here the {_shown(name)}")
+            wide = " (it has a full-width one)" if "\uff1a" in line.text else ""
+            line.fail(f"no colon{wide}: expected `key:value` with {_shown(name)}")
         elsewhere = _PLACES.get(line.key, name) != name
         if fits(line, name) and not elsewhere:
             continue
         step = next((step for step in (1, -1, 2, -2, 3, -3) if _belongs(line, layout, line.number + step)), 0)
         strict = name.isupper() or name in ("##", "train_model_name")
         if elsewhere or step or strict or line.separator:
-            line.fail(f"expected {_shown(name)} here, as line {line.number} of the {form} form{_hint(line, step)}")
+            line.fail(f"expected {_shown(name)} as line {line.number} of the {form} form{_hint(line, step)}")
 
 
 def _shown(name: str) -> str:
     return {"BANNER": "a ======banner======", "##": "`##`"}.get(name, f"`{name.lower()}:`" if name.isupper() else name)
 
 
-def _belongs(line: Line, layout: dict[int, str], number: int) -> bool:
-    """Whether a line is what the form has at that number, and not only something that may be called anything."""
+def _belongs(line: ConfigLine, layout: dict[int, str], number: int) -> bool:
+    """Whether a line certainly is the one that the form has at that number."""
     name = layout.get(number, "")
     if line.banner is not None:
         return name == "BANNER" and line.banner == _BANNERS.get(number)
@@ -198,9 +195,13 @@ def _belongs(line: Line, layout: dict[int, str], number: int) -> bool:
     return name in _LOOKS and line.key not in ("", "null") and fits(line, name)
 
 
-def _hint(line: Line, step: int) -> str:
-    """What probably happened, when a line belongs that many lines further on."""
+def _hint(line: ConfigLine, step: int) -> str:
+    """What probably happened, if a line belongs that many lines further down."""
     if not step:
         return "; a line is missing before this one" if line.separator else ""
-    what = f"{abs(step)} line{'s are' if abs(step) > 1 else ' is'} {'missing' if step > 0 else 'too many'} before it"
-    return f"; it belongs in line {line.number + step}: {what}, or the order is wrong"
+    count = _count(abs(step), extra=step < 0)
+    return f"; it belongs in line {line.number + step}: {count} before it, or the order is wrong"
+
+
+def _count(lines: int, extra: bool) -> str:
+    return f"{lines} line{'s are' if lines > 1 else ' is'} {'too many' if extra else 'missing'}"

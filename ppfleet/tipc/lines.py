@@ -1,4 +1,4 @@
-"""The numbered lines of a TIPC text file, each with the place where an editor shows it."""
+"""The numbered lines of a TIPC text file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ppfleet.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line: `number` decides its meaning, `source` is where an editor shows it."""
+class ConfigLine:
+    """One line: `number`, without blank lines, decides its meaning; `source` is the number that an editor shows."""
 
     number: int
     source: int
@@ -42,26 +42,28 @@ class Line:
         return [part.strip() for part in self.value.split("|")]
 
     def fail(self, message: str) -> NoReturn:
-        stands = repr(self.text.strip())
-        raise ConfigError(f"line {self.source} ({stands}): {message}", line=self.source, stands=stands, problem=message)
+        content = repr(self.text.strip())
+        raise ConfigError(
+            f"line {self.source} ({content}): {message}", line=self.source, content=content, problem=message
+        )
 
 
 def present(text: str) -> str:
-    """The text, or nothing where it says `null`."""
+    """The text, or "" for `null`."""
     return "" if text.strip() == "null" else text.strip()
 
 
-def words(text: str, line: Line) -> list[str]:
-    """Arguments as a shell would split them; nothing else of a shell's happens to them."""
+def split_arguments(text: str, line: ConfigLine) -> list[str]:
+    """Split arguments as a shell would, without any other processing of a shell."""
     if not any(mark in text for mark in "\"'\\"):
-        return text.split()  # nearly always, and forty times as fast
+        return text.split()  # the usual case, forty times as fast
     try:
         return shlex.split(text)
     except ValueError as failure:
-        line.fail(f"{failure}: a quotation mark is missing")
+        line.fail(f"{failure}: add the missing quotation mark")
 
 
-def read(path: str | Path) -> list[Line]:
+def read(path: str | Path) -> list[ConfigLine]:
     """The numbered lines of a file."""
     path = Path(path)
     try:
@@ -73,10 +75,10 @@ def read(path: str | Path) -> list[Line]:
     except OSError as failure:
         raise ConfigError(f"cannot read {path}: {failure.strerror}") from None
     except UnicodeDecodeError as failure:
-        raise ConfigError(f"{path} is no UTF-8 text (byte {failure.start}): save it as UTF-8") from None
+        raise ConfigError(f"{path} is not UTF-8 text (byte {failure.start}): save it as UTF-8") from None
     kept = [(source, line) for source, line in enumerate(re.split(r"\r\n|\n|\r", text), 1) if line.strip()]
-    lines = [Line(number, source, line) for number, (source, line) in enumerate(kept, 1)]
+    lines = [ConfigLine(number, source, line) for number, (source, line) in enumerate(kept, 1)]
     for line in lines:
         if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", line.text):
-            raise ConfigError(f"{path}: line {line.source} holds a control character: {line.text!r}")
+            raise ConfigError(f"{path}: line {line.source} contains a control character, remove it: {line.text!r}")
     return lines

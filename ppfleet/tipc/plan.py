@@ -1,5 +1,4 @@
-"""From a Config and a mode to the commands of the chain, as argument lists with their needs and logs. Nothing is
-started here, and nothing looked up but, on demand, what is missing.
+"""Plans the commands of the chain for a Config and a mode, as argument lists with their needs and logs. Starts nothing.
 
 For each entry of gpu_list, for each trainer: train -> eval, train -> export -> infer (each device x batch size x ...).
 """
@@ -17,30 +16,34 @@ from typing import Any
 
 from ppfleet.errors import ConfigError
 from ppfleet.tipc.arguments import NO, YES, Arguments, interpreter, on_cpu, unquoted
-from ppfleet.tipc.command import Command, Here
+from ppfleet.tipc.command import Command, LocalMachine
 from ppfleet.tipc.config import MODES, OTHER_MODES, TRAIN_BENCHMARK, Config, Fleet
 from ppfleet.tipc.layout import LONG
-from ppfleet.tipc.lines import present, words
+from ppfleet.tipc.lines import present, split_arguments
 
 _LITE_LIMIT, _WHOLE_LIMIT = 3600, 30 * 24 * 3600  # seconds for one command
 
 
 @dataclass
-class Plan:
+class CommandPlan:
     config: Config
     mode: str
-    here: Here
+    machine: LocalMachine
     root: str  # the directory of this model and mode
     notes: list[str] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
 
 
-def make(config: Config, mode: str, here: Here) -> Plan:
-    """The commands of that mode on that machine; a ConfigError names the line that has no answer."""
+def make(config: Config, mode: str, machine: LocalMachine) -> CommandPlan:
+    """The commands of that mode on that machine; a ConfigError names the line that makes them impossible.
+
+    >>> plan = make(parse("train_infer_python.txt"), "lite_train_lite_infer", LocalMachine(cards=False))
+    >>> [command.text for command in plan.commands]
+    """
     if mode not in MODES:
-        other = f"{mode} is a mode of another script" if mode in OTHER_MODES else f"{mode!r} is no mode"
-        raise ConfigError(f"{other}; this runner has {', '.join(MODES)}")
-    planner = _Planner(config, mode, here)
+        other = f"{mode} is a mode of another script" if mode in OTHER_MODES else f"unknown mode {mode!r}"
+        raise ConfigError(f"{other}; the modes are {', '.join(MODES)}")
+    planner = _Planner(config, mode, machine)
     try:
         planner.fill()
     except ConfigError as failure:
@@ -50,31 +53,31 @@ def make(config: Config, mode: str, here: Here) -> Plan:
     return planner.plan
 
 
-def missing(made: Plan) -> list[str]:
-    """What the commands read of the user's, data, weights and scripts, and would not find."""
-    found: dict[str, None] = {}
-    for command in made.commands:
+def missing(plan: CommandPlan) -> list[str]:
+    """Data, weights and scripts that the commands need and that do not exist."""
+    problems: dict[str, None] = {}
+    for command in plan.commands:
         if command.skip or command.refused:
             continue
         script = next((word for word in command.argv if word.endswith(".py")), "")
         for name in filter(None, (*command.reads, script)):
             if "://" in name or Path(name).exists() or Path(f"{name}.pdparams").exists():
                 continue
-            mentions = (line for line in made.config.lines.values() if name in re.split(r"[|=\s]", line.value))
-            where = next((f" (line {line.source})" for line in mentions), "")
-            found[f"{name} is not there; {command.stage} needs it{where}"] = None
-    return list(found)
+            mentions = (line for line in plan.config.lines.values() if name in re.split(r"[|=\s]", line.value))
+            source = next((f" (line {line.source})" for line in mentions), "")
+            problems[f"{name} does not exist; {command.stage} needs it{source}"] = None
+    return list(problems)
 
 
 class _Planner:
-    def __init__(self, config: Config, mode: str, here: Here) -> None:
-        self.config, self.mode, self.here = config, mode, here
-        self.write = Arguments(config, mode, here)
-        self.plan = Plan(config, mode, here, f"{here.output}/{config.model}/{mode}")
+    def __init__(self, config: Config, mode: str, machine: LocalMachine) -> None:
+        self.config, self.mode, self.machine = config, mode, machine
+        self.write = Arguments(config, mode, machine)
+        self.plan = CommandPlan(config, mode, machine, f"{machine.output}/{config.model}/{mode}")
         self.python, note = interpreter(config.lines["python"])
         self._note(note)
         self._names: set[str] = set()
-        self.limit = here.limit or (_WHOLE_LIMIT if mode.startswith("whole_train") else _LITE_LIMIT)
+        self.limit = machine.limit or (_WHOLE_LIMIT if mode.startswith("whole_train") else _LITE_LIMIT)
 
     def fill(self) -> None:
         if self.mode == "whole_infer":
@@ -118,7 +121,7 @@ class _Planner:
     def _run_name(self, fleet: Fleet, trainer: str, autocast: str, more: str = "") -> str:
         cast = f"_autocast_{autocast}" if autocast else ""
         name = _short(f"{trainer}_gpus_{fleet.text}{cast}_nodes_{max(1, len(fleet.nodes))}{more}")
-        if name in self._names:  # the same devices again, on other nodes
+        if name in self._names:  # the same devices on other nodes
             name = next(f"{name}_{n}" for n in itertools.count(2) if f"{name}_{n}" not in self._names)
         self._names.add(name)
         return name
@@ -140,16 +143,16 @@ class _Planner:
             *self.write.emit("use_gpu", self.write.use_gpu(number)),
         ]
         launch, env, note = self.write.launch(fleet, f"{self.plan.root}/logs/{run}")
-        if not self.here.cards and ("amp" in (trainer.partition("_")[0], autocast) or autocast == "fp16"):
-            note = "; ".join(filter(None, (note, "mixed precision needs a card: on a CPU Paddle computes in float32")))
+        if not self.machine.cards and ("amp" in (trainer.partition("_")[0], autocast) or autocast == "fp16"):
+            note = "; ".join(filter(None, (note, "mixed precision needs a card: on a CPU, Paddle computes in float32")))
         return self._command(
             "train", run, [*launch, *script], card=bool(fleet.devices), batch_size=batch_size, note=note, env=env,
             nodes=fleet.nodes,
             reads=tuple(map(unquoted, filter(None, (data, weights)))), device=self._device_name(fleet),
             skip=self.write.elsewhere(fleet),
-            refused="" if trainer in self.here.trainers else
-            f"{trainer} is not among the trainers of this repository ({', '.join(self.here.trainers)}); "
-            f"if it has that one, say so with --trainers",
+            refused="" if trainer in self.machine.trainers else
+            f"{trainer} is not one of this repository's trainers ({', '.join(self.machine.trainers)}); "
+            f"if it is, list it in --trainers",
         )  # fmt: skip
 
     def _eval(self, number: int, fleet: Fleet, run: str, weights: str, needs: str, away: str) -> None:
@@ -158,7 +161,7 @@ class _Planner:
             return
         key = "pretrained" if present(self.config.lines["pretrained"].key) else "export_weight"
         script = [
-            *words(line.value, line),
+            *split_arguments(line.value, line),
             *self.write.emit(key, weights),
             *self.write.unless_given(line, "data_path", self.config.value("data_path", self.mode)),
             *self.write.unless_given(line, "use_gpu", self.write.use_gpu(number)),
@@ -168,7 +171,7 @@ class _Planner:
                                 env=self._visible(fleet), device=self._device_name(fleet)))  # fmt: skip
 
     def _export(self, fleet: Fleet, trainer: str, run: str, weights: str, directory: str, needs: str, away: str) -> str:
-        """Adds the export of what that trainer made; its id, or nothing where the file has none."""
+        """Add the export of that trainer's model; its id, or "" if the file has none."""
         of = {"pact_train": "pact", "fpgm_train": "fpgm", "distill_train": "distill"}
         name = f"{of.get(trainer, 'norm')}_export" if self.config.form == LONG else "norm_export"
         for spare in "12":
@@ -179,7 +182,7 @@ class _Planner:
         if line is None or not present(line.value):
             return ""
         script = [
-            *words(line.value, line),
+            *split_arguments(line.value, line),
             *self.write.emit("export_weight", weights),
             *self.write.emit("save_inference_dir", directory),
         ]
@@ -190,12 +193,12 @@ class _Planner:
 
     def _whole_infer(self) -> None:
         if self.config.line("infer_model") is None:
-            raise ConfigError("whole_infer needs the model in line 37, which is a separator in this file")
+            raise ConfigError("whole_infer needs a model in line 37, which is a separator in this file")
         models = self.config.values("infer_model", self.mode)
         exports = self.config.values("infer_export", self.mode)
         quants = self.config.values("infer_quant", self.mode)
         if models == [""]:
-            self.config.lines["infer_model"].fail("whole_infer needs the model here")
+            self.config.lines["infer_model"].fail("whole_infer needs a model here")
         for number, model in enumerate(models):
             run = "whole_infer" if len(models) == 1 else f"whole_infer_{number + 1}"
             quantised = quants[min(number, len(quants) - 1)].lower() == "true"
@@ -205,11 +208,11 @@ class _Planner:
             if export.lower() not in ("", "false"):
                 line = self.config.lines["norm_export" if export.lower() == "true" else "infer_export"]
                 if not present(line.value):
-                    line.fail("whole_infer exports by this command, which is null")
+                    line.fail("whole_infer needs this export command, which is null")
                 given = self.config.value("save_inference_dir", self.mode) if self.config.form != LONG else ""
                 target = given or f"{self.plan.root}/{run}"
                 script = [
-                    *words(line.value if export.lower() == "true" else export, line),
+                    *split_arguments(line.value if export.lower() == "true" else export, line),
                     *self.write.emit("export_weight", model),
                     *self.write.emit("save_inference_dir", target),
                 ]
@@ -228,12 +231,12 @@ class _Planner:
         benchmark = self.config.value("benchmark", self.mode)
         for name, value in (*(("infer_use_gpu", device) for device in devices), ("benchmark", benchmark)):
             if value and value.lower() not in (*YES, *NO):
-                self.config.lines[name].fail(f"{value!r} is neither True nor False")
+                self.config.lines[name].fail(f"must be True or False, got {value!r}")
         for device in devices:
             name = "gpu" if device.lower() in YES else "cpu"
             for label, batch_size, special, arguments in self._cells(name == "gpu", quantised):
                 script = [
-                    *words(line.value, line),
+                    *split_arguments(line.value, line),
                     *self.write.emit("infer_use_gpu", device),
                     *self.write.emit("model_dir", model),
                     *self.write.emit("infer_batch_size", batch_size),
@@ -244,16 +247,18 @@ class _Planner:
                     *self.write.emit("infer_spare", self.config.value("infer_spare", self.mode)),
                 ]
                 shows = "benchmark" if benchmark.lower() in YES else ""
-                mapped = name == "gpu" and not self.here.cards
-                shown = f"{name}_on_cpu" if mapped and not special else name  # never a card's figure without a card
+                mapped = name == "gpu" and not self.machine.cards
+                shown = (
+                    f"{name}_on_cpu" if mapped and not special else name
+                )  # a CPU's result must not look like a card's
                 yield self._command(
-                    "infer", run, script, part=f"_{shown}{label}", device=name if self.here.cards else "cpu",
+                    "infer", run, script, part=f"_{shown}{label}", device=name if self.machine.cards else "cpu",
                     batch_size=batch_size, shows=shows, reads=(unquoted(images),) if images else (),
-                    skip=f"{self.here.why}, and {special} needs one" if mapped and special else "",
+                    skip=f"{self.machine.why}, and {special} needs one" if mapped and special else "",
                 )  # fmt: skip
 
     def _cells(self, card: bool, quantised: bool) -> Iterator[tuple[str, str, str, list[str]]]:
-        """(name, batch size, what only a card has, further arguments) of each combination that makes sense."""
+        """(name, batch size, what only a card supports, more arguments) of each valid combination."""
         names = ("tensorrt",) if card else ("mkldnn", "cpu_threads")
         loops = [self.config.values(name, self.mode) for name in (*names, "infer_batch_size", "precision")]
         shown = {"tensorrt": "usetrt", "mkldnn": "usemkldnn", "cpu_threads": "threads"}
@@ -277,9 +282,7 @@ class _Planner:
         tail = self.config.tails.get(TRAIN_BENCHMARK)
         wanted = ("batch_size", "fp_items", "epoch")
         if tail is None or any(name not in tail for name in wanted):
-            raise ConfigError(
-                f"benchmark_train needs the paragraph ====={TRAIN_BENCHMARK}===== with {', '.join(wanted)}"
-            )
+            raise ConfigError(f"benchmark_train needs a section ====={TRAIN_BENCHMARK}===== with {', '.join(wanted)}")
         for name, allowed in (("batch_size", "[1-9][0-9]*"), ("fp_items", "fp32|fp16"), ("epoch", "[1-9][0-9]*")):
             if not all(re.fullmatch(allowed, value) for value in tail[name].values()):
                 tail[name].fail("expected fp32 or fp16" if name == "fp_items" else "expected a number")
@@ -288,25 +291,27 @@ class _Planner:
             if self.config.line("autocast") is not None and present(self.config.lines["autocast"].key):
                 autocast = "amp" if precision == "fp16" else "fp32"
             elif (precision == "fp16") != (trainer == "amp_train"):
-                tail["fp_items"].fail(f"{precision} with {trainer}: without an autocast line, fp16 is amp_train's")
+                tail["fp_items"].fail(
+                    f"{precision} with {trainer}: without an autocast line, only amp_train trains in fp16"
+                )
             run = self._run_name(fleet, trainer, autocast, f"_{precision}_bs{batch_size}")
             command = self._train(number, fleet, trainer, autocast, run, tail["epoch"].value, batch_size)
-            # The log of the launcher shows its node's first rank; the figures are in trainer 0's.
+            # The launcher's log shows its node's first rank, and only trainer 0 logs the speed.
             self._add(replace(command, shows="" if self.write.node(fleet) else "ips"))
 
     def _required(self, name: str) -> str:
         line = self.config.lines[name]
-        return present(line.value) or line.fail("is needed to find what training wrote")
+        return present(line.value) or line.fail("a value is needed to find the weights that training wrote")
 
     def _inference_dir(self) -> str:
         line = self.config.line("inference_dir")
         return present(line.value) if line and line.key == "inference_dir" else ""
 
     def _visible(self, fleet: Fleet) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": fleet.devices[0]} if fleet.devices and self.here.cards else {}
+        return {"CUDA_VISIBLE_DEVICES": fleet.devices[0]} if fleet.devices and self.machine.cards else {}
 
     def _device_name(self, fleet: Fleet) -> str:
-        return "gpu" if fleet.devices and self.here.cards else "cpu"
+        return "gpu" if fleet.devices and self.machine.cards else "cpu"
 
     # Commands
 
@@ -320,9 +325,9 @@ class _Planner:
         card: bool = True,
         **more: Any,
     ) -> Command:
-        if not self.here.cards or not card:
+        if not self.machine.cards or not card:
             mapped = on_cpu(script)
-            why = self.here.why if not self.here.cards else "gpu_list says -1"
+            why = self.machine.why if not self.machine.cards else "gpu_list is -1"
             more["note"] = more.get("note") or (f"{why}: runs on the CPU" if mapped != script else "")
             script = mapped
         name = _short(re.sub(r"[^0-9A-Za-z_.,=+-]", "_", f"{run}.{stage}{part}"))
@@ -331,7 +336,7 @@ class _Planner:
         return Command(name, stage, run, (*self.python, *script), log, **values)
 
     def _add(self, command: Command) -> None:
-        """With a name, and so a log, of its own, whatever the file repeats."""
+        """Add a command with a unique name and log, even if the file repeats itself."""
         taken = {other.id for other in self.plan.commands}
         if command.id in taken:
             name = next(f"{command.id}_{n}" for n in itertools.count(2) if f"{command.id}_{n}" not in taken)
@@ -341,17 +346,17 @@ class _Planner:
 
 
 def _short(name: str) -> str:
-    """As a file's name can be: a long one keeps its beginning and gets a mark of the rest."""
+    """A file name of limited length: the beginning, and a digest of the whole if it is too long."""
     return name if len(name) <= 150 else f"{name[:130]}~{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def _weight_files(path: str) -> tuple[tuple[str, str], ...]:
-    """The name may lack its ending: `latest` stands for latest.pdparams."""
+    """The extension is optional: `latest` means latest.pdparams."""
     directory, _, name = path.rpartition("/")
     name = glob.escape(name)
     return ((directory, name if name.endswith(".pdparams") else f"{name}|{name}.pdparams"),)
 
 
 def _model_files(directory: str) -> tuple[tuple[str, str], ...]:
-    """What an exported model consists of, in whatever sub-folder: the weights and the graph of any Paddle version."""
+    """The files of an exported model in any subdirectory: weights, and the graph of any Paddle version."""
     return ((directory, "**/*.pdiparams"), (directory, "**/*.pdmodel|**/*.json"))

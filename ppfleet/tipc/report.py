@@ -1,4 +1,4 @@
-"""What a run leaves behind: results_python.log (the runner writes it), results.json, JUnit XML and one HTML page."""
+"""The results of a run: results.json, JUnit XML and an HTML page, beside the runner's results_python.log."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def end_of(text: str) -> str:
-    """The last lines of a log, without colours, overwritten progress and what no page can show."""
+    """The last lines of a log, without colours, overwritten progress and characters that XML forbids."""
     lines = text.rstrip().split("\n")[-_TAIL_LINES:]
     kept = [_NO_XML.sub("?", _COLOUR.sub("", line)).rstrip().rpartition("\r")[2] for line in lines]
     return "\n".join(kept)[-_TAIL_CHARS:]
 
 
-def problems(facts: dict[str, Any]) -> list[str]:
-    """Why a run is no certificate: what failed here, what failed on other nodes, or that nothing was run at all."""
-    found = [f"{c['id']}: {c['reason']}" for c in facts["commands"] if c["status"] == "failed"]
-    for name, other in facts["nodes"].items():
+def problems(results: dict[str, Any]) -> list[str]:
+    """Why a run certifies nothing: failures here and on other nodes, or that no command was run."""
+    found = [f"{c['id']}: {c['reason']}" for c in results["commands"] if c["status"] == "failed"]
+    for name, other in results["nodes"].items():
         if other:
             found += [f"{name}: {problem}" for problem in problems(other)]
-            found += [f"{name}: did not come to its end"] if not other["finished"] else []
-    away = facts["node"]["number"] > 0
-    if facts["finished"] and not found and not away and not any(c["status"] == "ok" for c in facts["commands"]):
-        found.append("nothing was run, every command was skipped: this certifies nothing")
+            found += [f"{name}: did not finish"] if not other["finished"] else []
+    first = results["node"]["number"] == 0
+    if results["finished"] and not found and first and not any(c["status"] == "ok" for c in results["commands"]):
+        found.append("no command was run, all were skipped: this certifies nothing")
     return found
 
 
 def entry(result: Result, directory: Path) -> dict[str, Any]:
-    """A result as the report keeps it; its log by the way from the report's directory."""
+    """A result for results.json; the path of its log is relative to the report's directory."""
     command = result.command
     return {
         "id": command.id,
@@ -67,15 +67,15 @@ def entry(result: Result, directory: Path) -> dict[str, Any]:
 
 
 def name_of(directory: Path) -> str:
-    """By which text file the results there were made, as the end of a name."""
+    """A suffix for the name of old results: the text file that they are from."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        facts = json.loads((directory / JSON).read_text(encoding="utf-8"))
-        return f".{Path(facts['config']).stem}"
+        results = json.loads((directory / JSON).read_text(encoding="utf-8"))
+        return f".{Path(results['config']).stem}"
     return ""
 
 
 def of_node(directory: Path, token: str) -> dict[str, Any] | None:
-    """Another node's results, where it shares this directory; None where it does not. They may be unfinished."""
+    """Another node's results, possibly unfinished; None if it does not share this directory."""
     deadline = time.monotonic() + limits.LAST_WORDS
     found: dict[str, Any] | None = None
     while directory.is_dir() and time.monotonic() < deadline:
@@ -88,19 +88,19 @@ def of_node(directory: Path, token: str) -> dict[str, Any] | None:
     return found
 
 
-def write(directory: Path, facts: dict[str, Any]) -> None:
-    """All forms; an OutputError where that cannot be done."""
-    page_text = report_page.html(facts, problems(facts)).encode(errors=ODD)
+def write(directory: Path, results: dict[str, Any]) -> None:
+    """Write all formats; an OutputError says why that failed."""
+    page_text = report_page.html(results, problems(results)).encode(errors=ODD)
     directory.mkdir(parents=True, exist_ok=True)
-    for name, data in ((JSON, json_bytes(facts)), (JUNIT, junit(facts)), (PAGE, page_text)):
+    for name, data in ((JSON, json_bytes(results)), (JUNIT, junit(results)), (PAGE, page_text)):
         replace_file(directory / name, data)
 
 
-def junit(facts: dict[str, Any]) -> bytes:
-    """A test suite for each chain, a test case for each command."""
-    suites = ElementTree.Element("testsuites", name=_NO_XML.sub("?", f"TIPC {facts['model']} {facts['mode']}"))
-    for run in dict.fromkeys(command["run"] for command in facts["commands"]):
-        commands = [command for command in facts["commands"] if command["run"] == run]
+def junit(results: dict[str, Any]) -> bytes:
+    """JUnit XML: a test suite for each chain, a test case for each command."""
+    suites = ElementTree.Element("testsuites", name=_NO_XML.sub("?", f"TIPC {results['model']} {results['mode']}"))
+    for run in dict.fromkeys(command["run"] for command in results["commands"]):
+        commands = [command for command in results["commands"] if command["run"] == run]
         count = {status: str(sum(c["status"] == status for c in commands)) for status in ("failed", "skipped")}
         suite = ElementTree.SubElement(
             suites, "testsuite", name=run, tests=str(len(commands)), failures=count["failed"], errors="0",
@@ -108,7 +108,7 @@ def junit(facts: dict[str, Any]) -> bytes:
         )  # fmt: skip
         for command in commands:
             case = ElementTree.SubElement(
-                suite, "testcase", name=command["id"], classname=f"{facts['model']}.{facts['mode']}",
+                suite, "testcase", name=command["id"], classname=f"{results['model']}.{results['mode']}",
                 time=f"{command['seconds']:.2f}",
             )  # fmt: skip
             if command["status"] != "ok":

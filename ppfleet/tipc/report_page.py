@@ -1,4 +1,4 @@
-"""The report as one HTML page, for a phone and without a network: what report_page.html.j2 shows."""
+"""The report as one HTML page that needs no network: the values that report_page.html.j2 shows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ppfleet.html.render import render
 
-_WORDS = {"ok": "passed", "failed": "failed", "skipped": "skipped"}
+_STATUS = {"ok": "passed", "failed": "failed", "skipped": "skipped"}
 _STAGES = (("train", "eval"), ("export",), ("infer",))
 _COLUMNS = {
     "preprocess_ms": "preprocess ms",
@@ -19,27 +19,27 @@ _COLUMNS = {
     "cpu_rss_mb": "memory MB",
     "data_num": "images",
 }
-_PLOTS = {"images_per_s": "images/s", "inference_ms": "inference, ms a batch"}
+_PLOTS = {"images_per_s": "images/s", "inference_ms": "inference, ms per batch"}
 
 
-def html(facts: dict[str, Any], problems: list[str]) -> str:
-    commands = facts["commands"]
-    counted = {status: sum(c["status"] == status for c in commands) for status in _WORDS}
+def html(results: dict[str, Any], problems: list[str]) -> str:
+    commands = results["commands"]
+    counted = {status: sum(c["status"] == status for c in commands) for status in _STATUS}
     runs = {run: [c for c in commands if c["run"] == run] for run in dict.fromkeys(c["run"] for c in commands)}
-    state = "failed" if problems else "ok" if facts["finished"] else "skipped"
+    state = "failed" if problems else "ok" if results["finished"] else "skipped"
     return render(
         "tipc/report_page.html.j2",
-        title=f"TIPC: {facts['model']}, {facts['mode']}, {Path(facts['config']).name}",
-        facts=facts,
+        title=f"TIPC: {results['model']}, {results['mode']}, {Path(results['config']).name}",
+        results=results,
         problems=problems,
         state=state,
-        word=_WORDS[state] if facts["finished"] or problems else "not finished",
-        words=_WORDS,
-        counts=", ".join(f"{count} {_WORDS[status]}" for status, count in counted.items() if count) or "nothing yet",
-        nodes={name: _together(other) for name, other in facts["nodes"].items()},
+        outcome=_STATUS[state] if results["finished"] or problems else "not finished",
+        status_text=_STATUS,
+        counts=", ".join(f"{count} {_STATUS[status]}" for status, count in counted.items() if count) or "nothing yet",
+        nodes={name: _by_outcome(other) for name, other in results["nodes"].items()},
         runs=runs,
         stages=_STAGES,
-        measured={run: found for run, inside in runs.items() if (found := [c for c in inside if c["figures"]])},
+        measured={run: timed for run, chain in runs.items() if (timed := [c for c in chain if c["figures"]])},
         columns=_COLUMNS,
         plots=_PLOTS,
         label=_label,
@@ -48,12 +48,12 @@ def html(facts: dict[str, Any], problems: list[str]) -> str:
     )
 
 
-def _together(node: dict[str, Any] | None) -> dict[tuple[str, str], list[str]]:
-    """Another node's commands that ended alike: (status, reason) -> their names."""
-    together: dict[tuple[str, str], list[str]] = {}
+def _by_outcome(node: dict[str, Any] | None) -> dict[tuple[str, str], list[str]]:
+    """(status, reason) -> the commands of another node that ended so."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for command in node["commands"] if node else []:
-        together.setdefault((command["status"], command["reason"]), []).append(command["id"])
-    return together
+        groups.setdefault((command["status"], command["reason"]), []).append(command["id"])
+    return groups
 
 
 def _label(command: dict[str, Any]) -> str:

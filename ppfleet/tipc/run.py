@@ -1,4 +1,4 @@
-"""Runs a plan: the directory of a run, the order of its commands, what is told of each, and the exit code."""
+"""Runs a plan: prepares the directory, runs the commands in order, reports each one, returns the exit code."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from ppfleet.errors import CommError, ConfigError
 from ppfleet.tipc import report
 from ppfleet.tipc.command import Command
 from ppfleet.tipc.execute import FAILED, OK, SKIPPED, Result, execute, show, tail
-from ppfleet.tipc.plan import Plan
+from ppfleet.tipc.plan import CommandPlan
 
 _SAME = "TIPC file, mode or version of ppfleet"
 
 
 class Runner:
-    def __init__(self, plan: Plan, patience: float) -> None:
+    def __init__(self, plan: CommandPlan, patience: float) -> None:
         self.plan = plan
         self.root = self.directory = Path(plan.root)
         self.results: list[Result] = []
         self.started = time.time()
         self.nodes = plan.config.nodes() if any(command.nodes for command in plan.commands) else ()
-        self.node = self.nodes.index(plan.here.address) if self.nodes else 0
-        self.absent = ""  # why the nodes did not meet
+        self.node = self.nodes.index(plan.machine.address) if self.nodes else 0
+        self.absent = ""  # why not all nodes joined
         self.token = ""
         self.others: dict[str, Any] = {}
-        self._made = self._open = False  # whether this run's directory is there, and its status log
+        self._made = self._open = False  # whether this run's directory exists, and its status log
         self._lock: IO[str] | None = None
         text = plan.config.path.read_bytes() + f"{plan.mode} {__version__}".encode()
-        port = (plan.here.start_port or hosts.DEFAULT_PORT) - 1
+        port = (plan.machine.start_port or hosts.DEFAULT_PORT) - 1
         self.meeting = Meeting(
             list(self.nodes), self.node, port, hashlib.sha256(text).hexdigest(), patience, show, _SAME
         )
 
     def run(self) -> int:
-        """The exit code: 0 when all is well, 1 otherwise, 128 + n after signal n."""
+        """The exit code: 0 if nothing failed, 1 otherwise, 128 + n after signal n."""
         stopped = 0
         process_tree.adopt()
         with stoppable():
@@ -64,10 +64,10 @@ class Runner:
                 self._stopped(signal.Signals(stopped).name)
             finally:
                 self.meeting.close()
-        facts = self.write(finished=not stopped)
+        results = self.write(finished=not stopped)
         counted = ", ".join(f"{sum(r.status == s for r in self.results)} {s}" for s in (OK, FAILED, SKIPPED))
         show(f"{counted}; {self.directory / report.PAGE}")
-        problems = report.problems(facts)
+        problems = report.problems(results)
         for problem in problems:
             show(f"failed: {problem}")
         return 128 + stopped if stopped else int(bool(problems))
@@ -75,8 +75,8 @@ class Runner:
     # The directory
 
     def _begin(self) -> None:
-        """Begin a fresh directory. Several nodes meet first, since they may share it: then the first begins it, and
-        the others have a folder of their own in it."""
+        """Create an empty directory. Several nodes meet first, because they may share it: then the first node creates
+        it, and the others get a subdirectory each."""
         if self.node == 0:
             self._take()
         if len(self.nodes) < 2:
@@ -86,7 +86,7 @@ class Runner:
                 self.token = self.meeting.start(self._make)
             except CommError as failure:
                 self.absent = str(failure)
-            if self.node and self.absent:  # whose directory that is, is not known: nothing in it is touched
+            if self.node and self.absent:  # another node may use the directory: do not touch it
                 self.directory = self.root.with_name(f"{self.root.name}.node_{self.node}")
                 shutil.rmtree(self.directory, ignore_errors=True)
                 self._own_logs()
@@ -96,7 +96,7 @@ class Runner:
             elif self.node:
                 self._take()
                 self._make(self.token)
-            elif not self._made:  # it could not even listen
+            elif not self._made:  # it could not listen
                 self._make("")
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         (self.directory / report.STATUS).write_text("", encoding="utf-8")
@@ -105,17 +105,17 @@ class Runner:
             self._say(f"note: {note}")
 
     def _take(self) -> None:
-        """Keep every other runner out of this directory until this process ends."""
+        """Lock this directory against other runners until this process ends."""
         path = self.root.with_name(f".{self.root.name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = path.open("a+")
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another runner is at work in {self.root}: wait for it, or choose --output") from None
+            raise ConfigError(f"another runner is using {self.root}: wait for it, or choose another --output") from None
 
     def _make(self, token: str) -> None:
-        """An empty directory; the last run's is kept beside it, one for each text file."""
+        """Create an empty directory; the previous run's is kept beside it, one for each text file."""
         if self.root.exists():
             before = self.root.with_name(f"{self.root.name}.previous{report.name_of(self.root)}")
             if before.is_dir() and not before.is_symlink():
@@ -123,7 +123,7 @@ class Runner:
             else:
                 before.unlink(missing_ok=True)
             self.root.rename(before)
-            show(f"the last run's results are now in {before}")
+            show(f"moved the results of the previous run to {before}")
         self.root.mkdir(parents=True)
         self._made = True
         if token:
@@ -163,7 +163,7 @@ class Runner:
                 return Result(command, FAILED, str(failure))
         self.meeting.tell(command.id)
         show(f"$ {command.text}")
-        return execute(command, makes=not command.nodes or command.nodes[0] == self.plan.here.address)
+        return execute(command, makes=not command.nodes or command.nodes[0] == self.plan.machine.address)
 
     def _finish(self, result: Result) -> None:
         self._add(result)
@@ -191,29 +191,29 @@ class Runner:
                 self._add(Result(command, SKIPPED, f"interrupted by {name}"))
 
     def _gather(self) -> None:
-        """What the other nodes wrote into a directory that all share."""
+        """Read the results that the other nodes wrote, if they share the directory."""
         for number, name in enumerate(self.nodes[1:], 1):
             self.others[name] = report.of_node(self.root / f"node_{number}", self.token)
 
-    # What is told
+    # Output
 
     def _say(self, text: str, colour: int = 0) -> None:
-        """To the status log, there without colour, and to the terminal."""
+        """Write to the status log, without colour, and to the terminal."""
         self.directory.mkdir(parents=True, exist_ok=True)  # a command may have removed it
         with (self.directory / report.STATUS).open("a", encoding="utf-8", errors="backslashreplace") as log:
             log.write(f"{text}\n")
         show(f"\033[{colour}m{text}\033[0m" if colour and sys.stdout.isatty() else text)
 
     def write(self, finished: bool) -> dict[str, Any]:
-        """All forms of the report; after every command, so that a killed runner leaves what was known."""
-        facts = {
+        """Write all formats of the report; after every command, so that a killed runner leaves its results."""
+        results = {
             "model": self.plan.config.model,
             "mode": self.plan.mode,
             "config": str(self.plan.config.path),
             "finished": finished,
             "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started)),
             "seconds": round(time.time() - self.started, 1),
-            "node": {"number": self.node, "address": self.plan.here.address, "host": platform.node()},
+            "node": {"number": self.node, "address": self.plan.machine.address, "host": platform.node()},
             "token": self.token,
             "notes": self.plan.notes,
             "python": platform.python_version(),
@@ -222,5 +222,5 @@ class Runner:
             "planned": len(self.plan.commands),
             "nodes": self.others,
         }
-        report.write(self.directory, facts)
-        return facts
+        report.write(self.directory, results)
+        return results

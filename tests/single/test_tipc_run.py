@@ -70,7 +70,7 @@ def test_results_are_fresh_and_the_last_ones_are_kept(repo):
     ("script", "how", "reason", "failed", "skipped"),
     [
         ("train", "fail", "exit code 3", "train", 6),
-        ("train", "kill", "ended by SIGKILL", "train", 6),
+        ("train", "kill", "killed by SIGKILL", "train", 6),
         ("train", "255", "exit code 255", "train", 6),
         ("train", "nothing", "wrote no latest.pdparams in", "train", 6),
         ("eval", "fail", "exit code 3", "eval", 0),
@@ -127,10 +127,10 @@ def test_a_missing_interpreter(repo):
 def test_what_cannot_be_run_at_all(repo):
     (repo / "file.txt").write_text(edited(SHORT, ONE))
     for arguments, words in [
-        (("file.txt", "nonsense"), "'nonsense' is no mode"),
+        (("file.txt", "nonsense"), "unknown mode 'nonsense'"),
         (("file.txt", "lite_train_whole_infer"), "no value for lite_train_whole_infer"),
         (("nothing.txt", LITE), "nothing.txt: no such file"),
-        (("file.txt",), "which mode?"),
+        (("file.txt",), "a mode is required"),
     ]:
         done = tipc(repo, "run", *arguments)
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
@@ -141,7 +141,7 @@ def test_trainers_that_the_repository_lacks_are_refused(repo):
     changes = (("trainer:norm_train", "trainer:pact_train"), ("norm_train:train.py", "pact_train:train.py"))
     done, entries = certify(repo, ONE, *changes)
     assert done.returncode == 1 and "successfully" not in done.stdout
-    assert entries["train"]["reason"].startswith("refused: pact_train is not among the trainers of this repository")
+    assert entries["train"]["reason"].startswith("refused: pact_train is not one of this repository's trainers")
     assert not (repo / ROOT / "pact_train_gpus_-1_nodes_1").exists()
     done, entries = certify(repo, ONE, *changes, options=("--trainers", "pact_train"))
     assert done.returncode == 0
@@ -282,7 +282,7 @@ def test_two_runners_keep_out_of_each_others_way(repo):
     first = background(repo)
     wait_for(lambda: log.exists() and "now I hang" in log.read_text(), 60, "the command hangs")
     second = tipc(repo, "run", "file.txt", LITE)
-    assert second.returncode == 2 and "another runner is at work in" in second.stderr
+    assert second.returncode == 2 and "another runner is using" in second.stderr
     first.terminate()
     assert first.wait(30) == 128 + signal.SIGTERM
     assert json.loads((repo / ROOT / "results.json").read_text())["commands"][0]["status"] == "failed"

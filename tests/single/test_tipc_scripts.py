@@ -28,10 +28,10 @@ def test_prepare(repo):
         assert done.returncode == 0 and "ready: bash test_tipc/test_train_inference_python.sh" in done.stdout
     assert len(list((repo / "lite_data/test").iterdir())) == 10
     done = sh(repo, "prepare.sh", FILE, "whole_train_whole_infer")
-    assert done.returncode == 1 and "data/ILSVRC2012 is not there; train needs it (line 11)" in done.stderr
+    assert done.returncode == 1 and "data/ILSVRC2012 does not exist; train needs it (line 11)" in done.stderr
     assert "train/<class>/" in done.stderr
     done = sh(repo, "prepare.sh", FILE, "whole_infer")
-    assert done.returncode == 1 and "latest.pdparams is not there" in done.stderr and "train first" in done.stderr
+    assert done.returncode == 1 and "latest.pdparams does not exist" in done.stderr and "train first" in done.stderr
 
 
 def test_wrong_arguments(repo, tmp_path):

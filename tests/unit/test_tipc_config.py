@@ -6,7 +6,7 @@ import pytest
 
 from ppfleet.errors import ConfigError
 from ppfleet.tipc import config, lint
-from ppfleet.tipc.lines import Line
+from ppfleet.tipc.lines import ConfigLine
 from tests.tipc_files import LONG, SHORT, edited, tipc
 
 
@@ -69,7 +69,7 @@ def test_a_short_file_may_end_before_the_benchmark(tmp_path):
     ],
 )
 def test_addresses_and_devices(text, nodes, devices):
-    fleet = config.parse_devices(Line(4, 4, f"gpu_list:{text}"), text)
+    fleet = config.parse_devices(ConfigLine(4, 4, f"gpu_list:{text}"), text)
     assert (fleet.nodes, fleet.devices) == (nodes, devices)
 
 
@@ -97,7 +97,7 @@ def test_addresses_and_devices(text, nodes, devices):
 )
 def test_no_addresses_and_devices(text):
     with pytest.raises(ConfigError, match="line 4"):
-        config.parse_devices(Line(4, 4, f"gpu_list:{text}"), text)
+        config.parse_devices(ConfigLine(4, 4, f"gpu_list:{text}"), text)
 
 
 def test_values_by_mode(tmp_path):
@@ -113,7 +113,7 @@ def test_values_by_mode(tmp_path):
 )
 def test_other_families_are_named(tmp_path, banner):
     text = edited(SHORT, (SHORT.split("\n")[0], f"====={banner}====="))
-    with pytest.raises(ConfigError, match=f"a file of the {banner.removesuffix('_params')} family"):
+    with pytest.raises(ConfigError, match=f"of the {banner.removesuffix('_params')} family"):
         parsed(tmp_path, text)
 
 
@@ -128,20 +128,20 @@ def test_a_good_file_has_no_findings(tmp_path, text):
 @pytest.mark.parametrize(
     ("form", "changes", "level", "line", "words"),
     [
-        (LONG, [], "warning", 39, ["'Fasle'", "False was meant"]),
+        (LONG, [], "warning", 39, ["'Fasle'", "misspelt False"]),
         (SHORT, [("trainer:norm_train", "trainer:normal_train"), ("norm_train:train.py", "normal_train:train.py")],
          "warning", 13, ["normal_train", "norm_train"]),
         (SHORT, [("gpu_list:0|0,1", "gpu_list:192.168.0.1, 192.168.0.2;0,1")], "error", 4,
-         ["holds a blank", "write 192.168.0.1,192.168.0.2;0,1"]),
+         ["contains a space", "write 192.168.0.1,192.168.0.2;0,1"]),
         (SHORT, [("gpu_list:0|0,1", "gpu_list:192.168.0.1,192.168.0.2")], "error", 4, ["without devices", ";0,1"]),
-        (SHORT, [("--pretrained:null", "")], "error", 12, ["1 line is missing", "short form", "is pretrained"]),
+        (SHORT, [("--pretrained:null", "")], "error", 12, ["1 line is missing", "short form", "expected pretrained"]),
         (LONG, [("Global.auto_cast:null", "")], "error", 14, ["1 line is missing", "long form"]),
         (SHORT, [("--pretrained:null", "--pretrained:null\n--more:1")], "error", 14, ["1 line is too many"]),
-        (SHORT, [("eval:eval.py", "")], "error", 17, ["expected `eval:` here"]),
+        (SHORT, [("eval:eval.py", "")], "error", 17, ["expected `eval:`"]),
         (SHORT, [("norm_export:export.py", "")], "error", 22, ["'##'", "expected norm_export", "1 line is missing"]),
         (LONG, [("quant_export:null", "")], "error", 31, ["expected pact_export", "1 line is missing"]),
         (SHORT, [("--epochs:lite_train_lite_infer=5|whole_train_whole_infer=90", "--epochs:lite_train_lite_infr=5")],
-         "error", 6, ["'lite_train_lite_infr' is no mode", "lite_train_lite_infer was"]),
+         "error", 6, ["unknown mode 'lite_train_lite_infr'", "did you mean lite_train_lite_infer?"]),
         (SHORT, [("trainer:norm_train", "trainer:pact_train"), ("norm_train:train.py", "pact_train:train.py")],
          "warning", 13, ["pact_train", "--trainers"]),
         (SHORT, [("trainer:norm_train", "trainer:amp_train")], "error", 13, ["amp_train", "line 14", "norm_train"]),
@@ -152,14 +152,14 @@ def test_a_good_file_has_no_findings(tmp_path, text):
         (SHORT, [("norm_train:train.py", "norm_train:train.py --a='b")], "error", 14, ["quotation"]),
         (SHORT, [("--use-gpu:True|False", "--use-gpu:perhaps")], "error", 28, ["perhaps"]),
         (SHORT, [("norm_export:export.py", "norm_export export.py")], "error", 22, ["no colon"]),
-        (SHORT, [("model_name:toy", "model_name:null")], "error", 2, ["names no model"]),
+        (SHORT, [("model_name:toy", "model_name:null")], "error", 2, ["must name the model"]),
         (SHORT, [("train_model_name:latest.pdparams", "train_model_nam:latest")], "error", 10, ["train_model_name"]),
         (SHORT, [("trainer:norm_train", "trainer\uff1anorm_train")], "error", 0, ["no line `trainer:`"]),
         (SHORT, [("norm_export:export.py", "norm_export\uff1aexport.py")], "error", 22, ["full-width"]),
         (SHORT, [("gpu_list:0|0,1", "gpu_list:0\uff0c1")], "error", 4, ["full-width"]),
         (SHORT, [("--epochs:lite_train_lite_infer=5|whole_train_whole_infer=90", "--epochs:")], "warning", 6,
          ["no value"]),
-        (SHORT, [("trainer:norm_train", "trainer:../../evil")], "error", 13, ["names no trainer"]),
+        (SHORT, [("trainer:norm_train", "trainer:../../evil")], "error", 13, ["must name a trainer"]),
     ],
 )  # fmt: skip
 def test_findings(tmp_path, form, changes, level, line, words):
@@ -188,11 +188,11 @@ def test_a_line_that_is_missing_twice_or_in_the_wrong_place_is_found(tmp_path, f
 
 
 def test_control_characters_and_odd_line_ends(tmp_path):
-    with pytest.raises(ConfigError, match="line 2 holds a control character"):
+    with pytest.raises(ConfigError, match="line 2 contains a control character"):
         parsed(tmp_path, SHORT.replace("toy", "t\x01y"))
     assert parsed(tmp_path, SHORT.replace("./data", "./da\u2028ta")).lines["trainer"].source == 13
     assert parsed(tmp_path, SHORT.replace("\n", "\r")).form == "short"
-    with pytest.raises(ConfigError, match="begins with"):
+    with pytest.raises(ConfigError, match="must begin with"):
         parsed(tmp_path, "=" * 5000 + "x\n" + SHORT)
 
 
@@ -201,7 +201,7 @@ def test_nodes(tmp_path):
         return parsed(tmp_path, edited(SHORT, ("gpu_list:0|0,1", f"gpu_list:{text}"))).nodes()
 
     assert nodes("0|a;0,1|a,b;0|a,c;0") == ("a", "b", "c") and nodes("0") == ()
-    with pytest.raises(ConfigError, match="line 4 .* must begin with the same one"):
+    with pytest.raises(ConfigError, match="line 4 .* must begin with the same node"):
         nodes("a,b;0|c,d;0")
 
 
@@ -213,19 +213,19 @@ def test_null_as_a_key(tmp_path):
 def test_a_byte_order_mark(tmp_path):
     assert parsed(tmp_path, "\ufeff" + SHORT).form == "short"
     assert [f.text for f in found(tmp_path, "\ufeff" + SHORT)] == [
-        "a byte order mark before the first `=`: save as UTF-8 without BOM"
+        "a byte order mark before the first `=`: save the file as UTF-8 without BOM"
     ]
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", "..", ""])
 def test_a_model_is_a_directorys_name(tmp_path, name):
-    with pytest.raises(ConfigError, match="line 2 .* names no model"):
+    with pytest.raises(ConfigError, match="line 2 .* must name the model"):
         parsed(tmp_path, edited(SHORT, ("model_name:toy", f"model_name:{name}")))
 
 
 def test_a_trainer_that_is_nearly_known(tmp_path):
     text = SHORT.replace("norm_train", "nrom_train")
-    assert any("norm_train was probably meant" in f.text for f in found(tmp_path, text))
+    assert any("did you mean norm_train?" in f.text for f in found(tmp_path, text))
 
 
 def test_blanks_between_addresses(tmp_path):
@@ -236,7 +236,7 @@ def test_blanks_between_addresses(tmp_path):
 
 def test_windows_line_ends(tmp_path):
     (finding,) = found(tmp_path, SHORT.replace("\n", "\r\n"))
-    assert (finding.level, finding.line) == ("warning", 1) and "32 lines end in \\r\\n" in finding.text
+    assert (finding.level, finding.line) == ("warning", 1) and "32 lines end with \\r\\n" in finding.text
     assert parsed(tmp_path, SHORT.replace("\n", "\r\n")).value("train_model_name") == "latest.pdparams"
 
 
@@ -254,6 +254,6 @@ def test_lint_as_a_command(tmp_path):
     assert tipc(tmp_path, "lint", "good.txt").returncode == 0
     bad = tipc(tmp_path, "lint", "bad.txt", "--json")
     assert bad.returncode == 1 and json.loads(bad.stdout)[0]["line"] == 17
-    for name, words in (("none.txt", "no such file"), ("binary.txt", "no UTF-8 text"), (".", "directory")):
+    for name, words in (("none.txt", "no such file"), ("binary.txt", "not UTF-8 text"), (".", "directory")):
         done = tipc(tmp_path, "lint", name)
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

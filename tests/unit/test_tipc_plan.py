@@ -8,7 +8,7 @@ import pytest
 
 from ppfleet.errors import ConfigError
 from ppfleet.tipc import config, plan
-from ppfleet.tipc.command import Here
+from ppfleet.tipc.command import LocalMachine
 from tests.tipc_files import LONG, SHORT, edited, tipc
 
 LITE = "lite_train_lite_infer"
@@ -18,7 +18,7 @@ FLEET = ("gpu_list:0|0,1", "gpu_list:192.168.0.1,192.168.0.2;0,1")
 def made(tmp_path, text, mode=LITE, **here):
     path = tmp_path / "file.txt"
     path.write_text(text)
-    return plan.make(config.parse(path), mode, Here(**here))
+    return plan.make(config.parse(path), mode, LocalMachine(**here))
 
 
 def stages(plan):
@@ -113,7 +113,7 @@ def test_a_value_is_one_argument(tmp_path, written):
 def test_a_file_without_a_trainer_is_for_inference_alone(tmp_path):
     text = edited(LONG, ("trainer:norm_train", "trainer:null"))
     assert stages(made(tmp_path, text, "whole_infer")) == {"infer": 12}
-    with pytest.raises(ConfigError, match="line 15 .* names no trainer"):
+    with pytest.raises(ConfigError, match="line 15 .* must name a trainer"):
         made(tmp_path, text)
 
 
@@ -170,7 +170,7 @@ def test_what_a_file_repeats_has_names_of_its_own(tmp_path):
 def test_one_machines_run_is_made_once(tmp_path):
     text = edited(SHORT, ("gpu_list:0|0,1", "gpu_list:0|a,b;0|a;0,1"))
     skips = [[c.skip for c in only(made(tmp_path, text, address=name), "train")] for name in "ab"]
-    assert skips == [["", "", ""], ["this run is made on a", "", "this run is made on a"]]
+    assert skips == [["", "", ""], ["this run is done on a", "", "this run is done on a"]]
 
 
 def test_the_device_map(tmp_path):
@@ -228,19 +228,17 @@ def test_benchmark_train(tmp_path):
 def test_the_interpreter(tmp_path, python, wanted, said):
     done = made(tmp_path, edited(SHORT, ("python:python3.7", f"python:{python}")))
     assert done.commands[0].argv[0] == wanted
-    assert [note for note in done.notes if "stands in" in note] == [
-        n for n in done.notes if said and n.startswith(said)
-    ]
+    assert [note for note in done.notes if "instead" in note] == [n for n in done.notes if said and n.startswith(said)]
 
 
 @pytest.mark.parametrize(
     ("changes", "mode", "words"),
     [
-        ([], "lite", "'lite' is no mode"),
+        ([], "lite", "unknown mode 'lite'"),
         ([], "klquant_whole_infer", "a mode of another script"),
         ([], "lite_train_whole_infer", "line 6 .* no value for lite_train_whole_infer"),
         ([], "benchmark_train", "train_benchmark_params"),
-        ([("train_model:./weights.pdparams", "train_model:null")], "whole_infer", "line 24 .* needs the model"),
+        ([("train_model:./weights.pdparams", "train_model:null")], "whole_infer", "line 24 .* needs a model"),
         ([("use-gpu:True", "use-gpu:True|True|False")], LITE, "line 5 .* 3 values for 2 entries"),
         ([("train_model_name:latest.pdparams", "train_model_name:")], LITE, "line 10"),
     ],
@@ -258,7 +256,7 @@ def test_plan_as_a_command(tmp_path):
     assert all({"argv", "log", "needs"} <= set(c) for c in commands) and "--gpus=0,1" in commands[0]["argv"]
     assert not (tmp_path / "test_tipc").exists()
     lacking = tipc(tmp_path, "plan", "--inputs", "fleet.txt", LITE)
-    assert lacking.returncode == 1 and "data is not there; train needs it (line 11)" in lacking.stderr
+    assert lacking.returncode == 1 and "data does not exist; train needs it (line 11)" in lacking.stderr
     assert tipc(tmp_path, "plan", "fleet.txt", "nonsense").returncode == 2
     assert tipc(tmp_path, "plan", "fleet.txt").returncode == 2
 
@@ -343,7 +341,7 @@ def test_whole_infer_of_several_models(tmp_path):
 def test_devices(tmp_path):
     cpu = edited(SHORT, ("gpu_list:0|0,1", "gpu_list:-1"))
     train = made(tmp_path, cpu).commands[0]
-    assert train.env == () and train.argv[-1] == "--use-gpu=False" and train.note == "gpu_list says -1: runs on the CPU"
+    assert train.env == () and train.argv[-1] == "--use-gpu=False" and train.note == "gpu_list is -1: runs on the CPU"
     pair = made(tmp_path, edited(SHORT, ("gpu_list:0|0,1", "gpu_list:a,b;-1"))).commands[0]
     assert pair.argv[3:5] == ("--ips=a,b", "--nproc_per_node=1")
     assert made(tmp_path, cpu, cards=False, why="--device cpu").commands[0].note == "--device cpu: runs on the CPU"
@@ -365,7 +363,7 @@ def test_limits_and_nothing_to_do(tmp_path):
     nothing = edited(SHORT, ("inference:infer.py", "inference:null"), ("infer_export:export.py", "infer_export:null"))
     with pytest.raises(ConfigError, match="nothing to do in whole_infer"):
         made(tmp_path, nothing, "whole_infer")
-    with pytest.raises(ConfigError, match="line 32 .* 'Ture' is neither True nor False"):
+    with pytest.raises(ConfigError, match="line 32 .* must be True or False, got 'Ture'"):
         made(tmp_path, edited(SHORT, ("--benchmark:True", "--benchmark:Ture")))
 
 
@@ -379,10 +377,10 @@ def test_what_is_missing(tmp_path, monkeypatch):
         (tmp_path / name).write_text("")
     (tmp_path / "my data").mkdir()
     done = made(tmp_path, edited(SHORT, *changes))
-    assert plan.missing(done) == ["./images is not there; infer needs it (line 31)"]
+    assert plan.missing(done) == ["./images does not exist; infer needs it (line 31)"]
     (tmp_path / "images").mkdir()
     assert plan.missing(done) == []
     whole = made(tmp_path, edited(SHORT, ("train_model:./weights.pdparams", "train_model:./weights")), "whole_infer")
-    assert plan.missing(whole) == ["./weights is not there; export needs it (line 24)"]
+    assert plan.missing(whole) == ["./weights does not exist; export needs it (line 24)"]
     (tmp_path / "weights.pdparams").write_text("")
     assert plan.missing(whole) == []

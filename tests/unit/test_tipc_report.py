@@ -20,7 +20,7 @@ ROWS = [
 
 def found(tmp_path, lines, kind="benchmark"):
     (tmp_path / "log").write_text("\n".join(lines))
-    return figures.found(kind, tmp_path / "log")
+    return figures.read(kind, tmp_path / "log")
 
 
 def test_the_benchmark_block(tmp_path):
@@ -79,13 +79,13 @@ def test_nothing_in_the_page_is_taken_for_markup():
 def test_what_is_no_certificate():
     good, bad, left = result(OK), result(FAILED, "why"), result(SKIPPED, "why")
     assert report.problems(facts(good, left)) == [] and report.problems(facts(left, node=1)) == []
-    assert report.problems(facts(left)) == ["nothing was run, every command was skipped: this certifies nothing"]
+    assert report.problems(facts(left)) == ["no command was run, all were skipped: this certifies nothing"]
     assert report.problems(facts(good, bad)) == ["run<b>.train<b>: why"]
     other = facts(bad, node=1)
     assert report.problems(facts(good, nodes={"b": other})) == ["b: run<b>.train<b>: why"]
     assert report.problems(facts(good, nodes={"b": None})) == []
     half = facts(good, node=1, finished=False)
-    assert report.problems(facts(good, nodes={"b": half})) == ["b: did not come to its end"]
+    assert report.problems(facts(good, nodes={"b": half})) == ["b: did not finish"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_pages_verdict(finished, status, word):
     data = facts(result(status, "why"), finished=finished)
     shown = report_page.html(data, report.problems(data))
     assert f"{word}</span></h1>" in shown and ("<details open>" in shown) == (status == FAILED)
-    assert "1 min 5 s" in shown and ("to do" in shown)
+    assert "1 min 5 s" in shown and ("remaining" in shown)
 
 
 def test_junit():

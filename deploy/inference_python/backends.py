@@ -1,4 +1,4 @@
-"""What can run an exported model: Paddle Inference, OpenVINO, ONNX Runtime. Each is imported only where it is used."""
+"""Backends that run an exported model: Paddle Inference, OpenVINO, ONNX Runtime. Each is imported only when used."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Images = np.ndarray[Any, Any]
 
 
 class UserError(Exception):
-    """What the person who typed the command can mend."""
+    """An error that the user can fix."""
 
 
 class Absent(UserError):
-    """A backend that cannot be used because its package, or its form of the model, is not here. Nothing is wrong."""
+    """A backend that is not available: its package, or the model in its format, is missing."""
 
 
 class Backend:
-    """An exported model, ready to answer: `name` and `version` say by what, `conf` is TIPC's section of that name."""
+    """A loaded model, with the name and version of the backend; `conf` is TIPC's section of that name."""
 
     name: str
     version: str
-    streams = 1  # threads that may call it at once
+    streams = 1  # threads that may call it at the same time
 
     def __call__(self, images: Images) -> np.ndarray[Any, Any]:
-        """One row an image, one column a class."""
+        """One row per image, one column per class."""
         raise NotImplementedError
 
     def facts(self, options: argparse.Namespace) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Backend:
     def conf(self, options: argparse.Namespace) -> dict[str, Any]:
         return {
             "runtime_device": "cpu",
-            "ir_optim": True,  # they optimise the graph when they load it, and plan its memory
+            "ir_optim": True,  # both optimise the graph and its memory when they load it
             "enable_memory_optim": True,
             "enable_tensorrt": False,
             "enable_mkldnn": False,
@@ -58,7 +58,7 @@ class Backend:
 
 
 def _streams(options: argparse.Namespace) -> int:
-    """Two calls at once, where other threads prepare: threads of one call lose time waiting for each other."""
+    """Two calls at a time, if workers prepare images: the threads of a single call would wait for each other."""
     return min(2, options.cpu_threads) if options.workers else 1
 
 
@@ -72,8 +72,8 @@ class OnnxRuntime(Backend):
         self.streams = _streams(options)
         setting = onnxruntime.SessionOptions()
         setting.log_severity_level = 3
-        setting.intra_op_num_threads = options.cpu_threads - self.streams + 1  # those who call it work, too
-        # A thread that waits for work by spinning takes a core from those that prepare the next images.
+        setting.intra_op_num_threads = options.cpu_threads - self.streams + 1  # the calling threads compute too
+        # A spinning thread would take a core from the workers that prepare the next images.
         setting.add_session_config_entry("session.intra_op.allow_spinning", "0" if options.workers else "1")
         self.session = onnxruntime.InferenceSession(str(program), setting, providers=["CPUExecutionProvider"])
         self.input = self.session.get_inputs()[0].name
@@ -93,19 +93,19 @@ class OpenVino(Backend):
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": self.streams,
             "INFERENCE_NUM_THREADS": options.cpu_threads,
-            "INFERENCE_PRECISION_HINT": "f32",  # processors with bfloat16 would compute in it
-            "ENABLE_CPU_PINNING": not options.workers,  # a pinned thread waits for the worker on its core
+            "INFERENCE_PRECISION_HINT": "f32",  # otherwise processors with bfloat16 use it
+            "ENABLE_CPU_PINNING": not options.workers,  # a pinned thread would wait for the worker on its core
         }
         self.model, self.own = openvino.Core().compile_model(str(program), "CPU", setting), threading.local()
 
     def __call__(self, images: Images) -> np.ndarray[Any, Any]:
-        if not hasattr(self.own, "request"):  # of this thread
+        if not hasattr(self.own, "request"):  # one for each thread
             self.own.request = self.model.create_infer_request()
         return np.array(self.own.request.infer([images], share_inputs=True, share_outputs=True)[0])
 
 
 class PaddleInference(Backend):
-    """Paddle's own, with oneDNN on a CPU; or, with `engine`, the OpenVINO that is built into Paddle 3."""
+    """Paddle Inference, with oneDNN on a CPU; with `engine`, the OpenVINO that is built into Paddle 3."""
 
     def __init__(self, program: Path, options: argparse.Namespace, engine: bool = False) -> None:
         import paddle
@@ -116,11 +116,11 @@ class PaddleInference(Backend):
         self.engine = engine
         if engine:
             self.version = f"of paddle {paddle.__version__}"
-            # What it compiles is 6 MB in a file, by default in a directory of its own wherever one happens to be.
+            # It writes a compiled model of 6 MB, by default into the working directory.
             self.cache = tempfile.TemporaryDirectory(prefix="ppfleet-")
             self.config.set_optim_cache_dir(self.cache.name)
             if not hasattr(self.config, "enable_openvino_engine"):
-                raise Absent(f"Paddle {paddle.__version__} has no OpenVINO in it: pip install openvino")
+                raise Absent(f"Paddle {paddle.__version__} contains no OpenVINO: pip install openvino")
         _configure(self.config, inference, program.suffix, options, engine)
         self.predictor = inference.create_predictor(self.config)
         self.input = self.predictor.get_input_handle(self.predictor.get_input_names()[0])
@@ -136,7 +136,7 @@ class PaddleInference(Backend):
         return {
             "runtime_device": "gpu" if options.use_gpu else "cpu",
             "ir_optim": bool(self.config.ir_optim()),
-            "enable_memory_optim": True,  # _configure always asks for it
+            "enable_memory_optim": True,  # _configure always enables it
             "enable_tensorrt": bool(self.config.tensorrt_engine_enabled()),
             "enable_mkldnn": bool(self.config.mkldnn_enabled()) and not self.engine,
             "cpu_math_library_num_threads": int(self.config.cpu_math_library_num_threads()),
@@ -155,7 +155,7 @@ def _configure(config: Any, inference: Any, form: str, options: argparse.Namespa
         config.enable_use_gpu(256, 0, kind)
         if options.use_tensorrt:
             if form == ".json":
-                raise UserError("Paddle runs TensorRT on .pdmodel only: export it with --formats=paddle,pdmodel")
+                raise UserError("Paddle runs TensorRT on .pdmodel only: export the model with --formats=paddle,pdmodel")
             config.enable_tensorrt_engine(
                 max_batch_size=options.batch_size, min_subgraph_size=3, precision_mode=kind, use_static=False
             )
@@ -167,17 +167,17 @@ def _configure(config: Any, inference: Any, form: str, options: argparse.Namespa
     elif options.enable_mkldnn is not False:
         config.enable_mkldnn()
     else:
-        config.disable_mkldnn()  # Paddle 3 turns it on by itself
+        config.disable_mkldnn()  # Paddle 3 enables it by default
 
 
 def choose(directory: Path, stamp: dict[str, Any], options: argparse.Namespace) -> Backend:
-    """The backend that --backend names; with `auto` the fastest that is here and answers as the exported model did.
+    """The backend of --backend; with `auto` the fastest available one that reproduces the exported model's outputs.
 
-    Paddle comes second: importing it takes longer than classifying hundreds of images with one of the others.
+    Paddle is tried last: importing it takes longer than classifying hundreds of images with another backend.
     """
     name = options.backend
     if name == "auto" and (options.use_gpu or options.enable_mkldnn is not None):
-        name = "paddle"  # only Paddle knows these
+        name = "paddle"  # only Paddle has these options
     if name != "auto":
         return load(name, directory, stamp, options)
     light = [name for name in ("onnxruntime", "openvino") if find_spec(name)]
@@ -194,14 +194,14 @@ def choose(directory: Path, stamp: dict[str, Any], options: argparse.Namespace) 
         if passed:
             for problem in failures:
                 if not isinstance(problem, Absent):
-                    print(f"infer.py: not taken: {problem}", file=sys.stderr)
+                    print(f"infer.py: not used: {problem}", file=sys.stderr)
             crop = stamp["preprocess"]["crop"]
             return fastest(passed, np.zeros((min(options.batch_size, 16), 3, crop, crop), np.float32))
     raise failures[-1] if not isinstance(failures[-1], Absent) else failures[0]  # Paddle's is the first
 
 
 def fastest(backends: list[Backend], images: Images) -> Backend:
-    """By the clock; but a near tie goes to the first, so that the same machine answers with the same one every time."""
+    """The fastest, measured; a near tie goes to the first, so that a machine always uses the same backend."""
     if len(backends) == 1:
         return backends[0]
     best = []
@@ -217,32 +217,32 @@ def fastest(backends: list[Backend], images: Images) -> Backend:
 
 
 def load(name: str, directory: Path, stamp: dict[str, Any], options: argparse.Namespace) -> Backend:
-    """One backend, after it has answered the inputs that the export stored as the exported model did."""
+    """One backend, after it has reproduced the outputs that the export stored."""
     make = _find(name, directory, stamp["sha256"], options)
     try:
         backend = make()
-        if options.use_gpu:  # a card's TF32 differs by more than rounding
+        if options.use_gpu:  # TF32 on a card differs by more than rounding
             return backend
         error = _error(backend, directory / PARITY)
     except UserError:
         raise
-    except Exception as failure:  # noqa: BLE001 - each raises kinds of its own; the last line has the reason
+    except Exception as failure:  # noqa: BLE001 - each raises its own types; the last line is the reason
         reason = (str(failure).strip().splitlines() or [""])[-1]
         raise UserError(
             f"{name} cannot run {directory} ({type(failure).__name__}: {reason}); it was exported by Paddle "
-            f"{stamp.get('paddle')}: use that version, or export it anew"
+            f"{stamp.get('paddle')}: use that version, or export the model again"
         ) from None
     tolerance = stamp["parity"]["tolerance"]
     if not error <= tolerance:
         raise UserError(
-            f"{name} {backend.version} answers differently from the model that was exported (error {error:.3g} of the "
-            f"largest output, allowed {tolerance:g}): take another --backend, or export the model anew"
+            f"the outputs of {name} {backend.version} differ from those of the exported model (error {error:.3g} of "
+            f"the largest output, allowed {tolerance:g}): use another --backend, or export the model again"
         )
     return backend
 
 
 def _find(name: str, directory: Path, files: dict[str, str], options: argparse.Namespace) -> Callable[[], Backend]:
-    """How to make that backend, if its package and its form of the model are here."""
+    """A function that creates that backend, if its package and the model in its format are available."""
 
     def form(*programs: str) -> Path:
         for program in programs:
@@ -250,12 +250,12 @@ def _find(name: str, directory: Path, files: dict[str, str], options: argparse.N
                 return directory / program
         kind = {ONNX: "onnx", PROGRAMS[0]: "paddle", PROGRAMS[1]: "pdmodel"}[programs[0]]
         raise Absent(
-            f"{directory} lacks {programs[0]}, which --backend={name} needs: tools/export.py --formats={kind} writes it"
+            f"{directory} has no {programs[0]}, which --backend={name} needs: use tools/export.py --formats={kind}"
         )
 
     own = name == "openvino" and not find_spec(name) and find_spec("paddle")
     if not own and not find_spec(name):
-        raise Absent(f"--backend={name} needs a package that is not here: pip install {_PACKAGE.get(name, name)}")
+        raise Absent(f"--backend={name} needs a package that is not installed: pip install {_PACKAGE.get(name, name)}")
     if name == "onnxruntime":
         program = form(ONNX)
         return lambda: OnnxRuntime(program, options)
@@ -267,7 +267,7 @@ def _find(name: str, directory: Path, files: dict[str, str], options: argparse.N
 
 
 def _error(backend: Backend, store: Path) -> float:
-    """The largest difference from the stored outputs, as a share of the largest of them."""
+    """The largest difference from the stored outputs, relative to the largest output."""
     worst = 0.0
     with np.load(store) as stored:
         for name in stored.files:

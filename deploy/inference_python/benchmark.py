@@ -1,4 +1,4 @@
-"""The figures of a benchmark in the form that TIPC's parsers know, measured for real, and as plain data."""
+"""The results of a benchmark in the format that TIPC's parsers read, and as plain data."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DASHES = {"Env": (22, 22), "Paddle": (22, 22), "Conf": (23, 23), "Model": (23, 
 
 
 class Benchmark:
-    """Times of each batch (after warm-up), then the report. Times in the report are means over batches.
+    """Collects the times of each batch (after warm-up), then reports their means over batches.
 
-    A batch's preprocessing and inference are the times they took, also where workers prepared its images, or the
-    network had two batches at once, during other batches' work; images/s is by the clock on the wall.
+    The times of a batch's preprocessing and inference count in full, even if they overlapped with other batches;
+    images/s is measured by wall-clock time.
     """
 
     def __init__(self, options: argparse.Namespace, backend: Backend, stamp: dict[str, Any], shape: list[int]) -> None:
@@ -39,7 +39,7 @@ class Benchmark:
             self.card = nvidia_smi("driver_version", "memory.used", "utilization.gpu")
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """Print the block and return the same as data."""
+        """Print the block and return the same values as data."""
         facts = self.facts()
         _line("\n")
         for section, (left, right) in _DASHES.items():
@@ -63,7 +63,7 @@ class Benchmark:
     def facts(self) -> dict[str, dict[str, Any]]:
         times = np.array(self.times)
         whole = times.sum(1)
-        paddle = sys.modules.get("paddle")  # another backend runs without it: then the one that exported the model
+        paddle = sys.modules.get("paddle")  # not imported by other backends: then the version that exported the model
         cuda = paddle is not None and paddle.is_compiled_with_cuda()
         o = self.options
         return {
@@ -122,15 +122,15 @@ def os_version() -> str:
 
 
 def peak_memory_mb() -> float:
-    """The most memory that this process has held so far."""
+    """The peak memory of this process."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def nvidia_smi(*questions: str) -> dict[str, str]:
-    """What the driver's tool answers about the first visible card, with all that runs there; nothing where there is no
-    card, or where the tool hangs."""
+    """Values from nvidia-smi for the first visible card, including other processes on it; {} without a card, or if the
+    tool hangs."""
     if not shutil.which("nvidia-smi"):
         return {}
     card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"

@@ -1,4 +1,4 @@
-"""Which images are meant, and what the network answers to batches of them, which threads prepare (OpenCV lets them)."""
+"""Finds the images, prepares them in threads (OpenCV releases the GIL), and runs the network on batches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from backends import UserError
 from preprocess import EXTENSIONS, BadImage, prepare
 
 Array = np.ndarray[Any, Any]
-Answer = tuple[list[Path], Array, list[str], float, float]  # paths, their scores, complaints, seconds of both stages
-Outcome = tuple[Optional[str], float]  # of one image: the complaint, the seconds
+Answer = tuple[list[Path], Array, list[str], float, float]  # paths, their scores, errors, seconds of both stages
+Outcome = tuple[Optional[str], float]  # of one image: the error, the seconds
 
 
 def find_images(pattern: str) -> list[Path]:
-    """A file, all images below a folder, or what a glob pattern matches; in the order of their names."""
+    """A file, all images below a folder, or the matches of a glob pattern; sorted by name."""
     path = Path(pattern)
     try:
         if path.is_file():
@@ -36,13 +36,13 @@ def find_images(pattern: str) -> list[Path]:
     except OSError as failure:
         raise UserError(f"cannot read {str(failure.filename or pattern)[:200]}: {failure.strerror}") from None
     if not found:
-        what = "holds no images" if folder else "does not exist, and matches no file as a pattern"
-        raise UserError(f"--img-path={pattern} {what} ({' '.join(EXTENSIONS)})")
+        problem = "contains no images" if folder else "does not exist, and matches no file as a pattern"
+        raise UserError(f"--img-path={pattern} {problem} ({' '.join(EXTENSIONS)})")
     return found
 
 
 def below(folder: Path) -> Iterator[str]:
-    """All images in a folder and its subfolders, also behind links; a link back up is not followed twice."""
+    """All images in a folder and its subfolders, following links but no cycles."""
 
     def refuse(failure: OSError) -> None:
         raise failure
@@ -59,7 +59,7 @@ def below(folder: Path) -> Iterator[str]:
 
 
 def keep_memory() -> None:
-    """Have glibc reuse the memory of one image for the next, instead of giving it back and asking for it anew."""
+    """Make glibc reuse the memory of one image for the next, instead of returning it to the system."""
     trim_threshold, mmap_threshold = -1, -3  # as in malloc.h
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(trim_threshold, 256 << 20)
@@ -69,40 +69,40 @@ def keep_memory() -> None:
 def answered(
     paths: Sequence[Path], size: int, how: dict[str, Any], workers: int, network: Callable[[Array], Array], streams: int
 ) -> Iterator[Answer]:
-    """What the network says to `size` images at a time, those that can be read; in order.
+    """The network's outputs for batches of `size` images, without unreadable ones; in order.
 
-    With workers the next ones are prepared meanwhile, and up to `streams` batches are in the network at once.
+    With workers the next images are prepared meanwhile, and up to `streams` batches are in the network at a time.
     """
     groups = [paths[start : start + size] for start in range(0, len(paths), size)]
     streams = streams if workers else 1
-    ahead = -(-2 * workers // size) if workers else 0  # batches, so that every worker has an image and a next one
+    ahead = -(-2 * workers // size) if workers else 0  # batches, so that every worker has two images
     ahead += streams if streams > 1 else 0
     arrays = [np.empty((min(size, len(paths)), 3, how["crop"], how["crop"]), np.float32) for _ in range(ahead + 1)]
     pool = ThreadPoolExecutor(workers, "prepare") if workers else None
     askers = ThreadPoolExecutor(streams, "network") if streams > 1 else None
     keep_memory()
     if workers:
-        cv2.setNumThreads(1)  # each worker decodes and resizes an image of its own
+        cv2.setNumThreads(1)  # each worker handles its own image
 
     def fill(path: Path, row: Array) -> Outcome:
-        began, complaint = time.perf_counter(), None
+        began, error = time.perf_counter(), None
         try:
             prepare(path, how, row)
         except BadImage as bad:
-            complaint = str(bad)
-        return complaint, time.perf_counter() - began
+            error = str(bad)
+        return error, time.perf_counter() - began
 
     def ask(number: int, rows: Sequence[Callable[[], Outcome]]) -> Answer:
         done, group = [get() for get in rows], groups[number]
-        good = [index for index, (complaint, _) in enumerate(done) if complaint is None]
+        good = [index for index, (error, _) in enumerate(done) if error is None]
         images = arrays[number % len(arrays)][: len(group)]
         if len(good) < len(group):
             images = images[good]
         began = time.perf_counter()
         scores = network(images) if good else np.empty((0, 0), np.float32)
         took = time.perf_counter() - began
-        complaints = [complaint for complaint, _ in done if complaint is not None]
-        return [group[index] for index in good], scores, complaints, sum(seconds for _, seconds in done), took
+        errors = [error for error, _ in done if error is not None]
+        return [group[index] for index in good], scores, errors, sum(seconds for _, seconds in done), took
 
     def begin(number: int) -> Callable[[], Answer]:
         work = [partial(fill, path, row) for path, row in zip(groups[number], arrays[number % len(arrays)])]
@@ -116,6 +116,6 @@ def answered(
                 begun.append(begin(number + ahead))
             yield begun.popleft()()
     finally:
-        for threads in (pool, askers):  # in this order: who waits for an image that nobody prepares any more gives up
+        for threads in (pool, askers):  # in this order: a batch whose images were cancelled then stops waiting
             if threads:
                 threads.shutdown(cancel_futures=True)

@@ -31,11 +31,11 @@ except ImportError as missing:
     sys.exit(f"infer.py needs NumPy and OpenCV: {missing}; pip install {package}")
 
 
-_FEW = 10  # classes an image
+_FEW = 10  # classes up to which repeated argmax is used
 
 
 class Classifier:
-    """An exported model with its stamp: class names and how images are prepared."""
+    """An exported model with its export.json: class names and preprocessing."""
 
     def __init__(self, directory: str | Path, options: argparse.Namespace) -> None:
         self.directory = Path(directory)
@@ -44,17 +44,17 @@ class Classifier:
         self.backend = choose(self.directory, self.stamp, options)
 
     def scores(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """What the network answers: one row an image, one column a class."""
+        """The network's outputs: one row per image, one column per class."""
         scores = self.backend(images)
         if scores.shape[-1] != len(self.classes):
             raise UserError(
-                f"{self.directory}/export.json names {len(self.classes)} classes, the model answers with "
-                f"{scores.shape[-1]}: export it anew"
+                f"{self.directory}/export.json has {len(self.classes)} classes, but the model has {scores.shape[-1]}: "
+                f"export it again"
             )
         return scores
 
     def top(self, scores: np.ndarray[Any, Any], count: int) -> list[list[dict[str, Any]]]:
-        """The `count` most probable classes of each row, the most probable first; of equal ones, the first."""
+        """The `count` most probable classes of each row, the most probable first; ties by class number."""
         return [self._best(row, min(count, len(row))) for row in scores]
 
     def _best(self, row: np.ndarray[Any, Any], count: int) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ class Classifier:
         shares /= shares.sum()
         left = row.copy()
         best: list[int] = []
-        while len(best) < min(count, _FEW):  # far cheaper than to sort a thousand classes
+        while len(best) < min(count, _FEW):  # far cheaper than sorting a thousand classes
             best.append(int(left.argmax()))
             left[best[-1]] = -np.inf
         if count > _FEW:
@@ -71,7 +71,7 @@ class Classifier:
 
 
 def read_stamp(directory: Path) -> dict[str, Any]:
-    """export.json, after a check that the model's files are the ones it speaks of."""
+    """export.json, after a check that the model's files match it."""
     if not directory.is_dir():
         raise UserError(f"--model-dir={directory} does not exist; tools/export.py makes one")
     try:
@@ -84,34 +84,36 @@ def read_stamp(directory: Path) -> dict[str, Any]:
         if not {"resize_short", "crop", "mean", "std"} <= set(how):
             raise ValueError("preprocessing is missing")
     except FileNotFoundError:
-        raise UserError(f"{directory} holds no export.json: is it a directory that tools/export.py wrote?") from None
+        raise UserError(
+            f"{directory} has no export.json: --model-dir must be a directory that tools/export.py wrote"
+        ) from None
     except OSError as failure:
         raise UserError(f"cannot read {failure.filename}: {failure.strerror}") from None
     except (ValueError, KeyError, TypeError) as failure:
         raise UserError(
-            f"{directory}/export.json is damaged or incomplete ({failure}): export the model anew"
+            f"{directory}/export.json is damaged or incomplete ({failure}): export the model again"
         ) from None
     for name, expected in parts.items():
         try:
             found = hashlib.sha256((directory / name).read_bytes()).hexdigest()
         except FileNotFoundError:
-            raise UserError(f"{directory} lacks {name}: copy the whole directory, or export the model anew") from None
+            raise UserError(f"{directory} has no {name}: copy the whole directory, or export the model again") from None
         except OSError as failure:
             raise UserError(f"cannot read {directory / name}: {failure.strerror}") from None
         if found != expected:
-            raise UserError(f"{directory / name} is damaged or from another export: copy it again, or export anew")
+            raise UserError(f"{directory / name} is damaged or from another export: copy it again, or export again")
     return stamp
 
 
 def check_device(options: argparse.Namespace) -> None:
-    """The combinations that cannot be, before anything is loaded."""
+    """Refuse impossible combinations of options before anything is loaded."""
     if options.use_tensorrt and not options.use_gpu:
         raise UserError("--use-tensorrt=True needs --use-gpu=True")
     if options.precision != "fp32" and not options.use_gpu:
-        raise UserError(f"--precision={options.precision} needs --use-gpu=True; on a CPU take --precision=fp32")
+        raise UserError(f"--precision={options.precision} needs --use-gpu=True; on a CPU use --precision=fp32")
     if options.backend in ("openvino", "onnxruntime") and (options.use_gpu or options.enable_mkldnn is not None):
-        what = "use-gpu" if options.use_gpu else "enable-mkldnn"
-        raise UserError(f"--{what} is for Paddle: take --backend=paddle, or leave --{what} out")
+        flag = "use-gpu" if options.use_gpu else "enable-mkldnn"
+        raise UserError(f"--{flag} is for Paddle: use --backend=paddle, or remove --{flag}")
     if options.use_gpu:
         try:
             import paddle
@@ -119,12 +121,12 @@ def check_device(options: argparse.Namespace) -> None:
             raise UserError("--use-gpu=True needs Paddle: pip install paddlepaddle-gpu") from None
         cuda = paddle.is_compiled_with_cuda()
         if not cuda or not paddle.device.cuda.device_count():
-            why = "no NVIDIA card is visible" if cuda else "this is the CPU build of PaddlePaddle"
-            raise UserError(f"--use-gpu=True, but {why}; take --use-gpu=False")
+            reason = "no NVIDIA card is visible" if cuda else "this is the CPU build of PaddlePaddle"
+            raise UserError(f"--use-gpu=True, but {reason}; use --use-gpu=False")
 
 
 def cores(share: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Processors that this process may use; a container's share of them counts."""
+    """Processors that this process may use, within the CPU limit of its container."""
     visible = len(os.sched_getaffinity(0))
     try:
         quota, period = share.read_text(encoding="utf-8").split()
@@ -134,7 +136,7 @@ def cores(share: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def accuracy(answers: list[dict[str, Any]], classes: Sequence[str]) -> dict[str, float] | None:
-    """Top-1 and top-5, where every image lies in a folder that is called like its class."""
+    """Top-1 and top-5, if every image is in a folder with the name of its class."""
     truth = [Path(answer["path"]).parent.name for answer in answers]
     if not answers or not set(truth) <= set(classes) or len(set(classes)) < len(classes):
         return None
@@ -155,18 +157,18 @@ def run(options: argparse.Namespace) -> int:
     log = Benchmark(options, model.backend, model.stamp, [3, how["crop"], how["crop"]])
     if options.benchmark:
         for size in {min(options.batch_size, len(paths)), len(paths) % options.batch_size or options.batch_size}:
-            for _ in range(options.warmup):  # the last, partial batch too
+            for _ in range(options.warmup):  # also for the size of the last, partial batch
                 model.scores(np.zeros((size, 3, how["crop"], how["crop"]), np.float32))
     answers: list[dict[str, Any]] = []
     bad: list[str] = []
     start = time.perf_counter()
     streams = model.backend.streams
-    for good, scores, complaints, prepared, inferred in answered(
+    for good, scores, errors, prepared, inferred in answered(
         paths, options.batch_size, how, options.workers, model.scores, streams
     ):
-        for complaint in complaints:
-            print(f"bad image: {complaint}", file=sys.stderr)
-        bad += complaints
+        for error in errors:
+            print(f"bad image: {error}", file=sys.stderr)
+        bad += errors
         if not good:
             continue
         began = time.perf_counter()
@@ -190,7 +192,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_json(options: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Everything, where --json says; with --benchmark=True alone, the figures beside the model."""
+    """Write everything to --json; with --benchmark=True alone, the benchmark to the model's directory."""
     if options.json:
         path, content = Path(options.json), result
     elif "benchmark" in result:
@@ -205,17 +207,19 @@ def write_json(options: argparse.Namespace, result: dict[str, Any]) -> None:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
         print(f"written: {path}")
     except OSError as failure:
-        raise UserError(f"cannot write {path}: {failure.strerror}; choose another place with --json") from None
+        raise UserError(f"cannot write {path}: {failure.strerror}; choose another file with --json") from None
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults where there are any, and the description as it was written."""
+    """Shows defaults where there are any, and keeps the line breaks of the description."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
 
 
-class Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
+    """Reports a wrong command line in one line."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
@@ -225,50 +229,52 @@ def yes_or_no(text: str) -> bool:
         return True
     if text.lower() in ("false", "no", "0", "cpu", "null", ""):
         return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+    raise argparse.ArgumentTypeError(f"must be True or False, got {text!r}")
 
 
 def at_least(least: int) -> Any:
     def number(text: str) -> int:
         if not text.lstrip("-").isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} up")
+            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text!r}")
         return int(text)
 
     return number
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=Help, allow_abbrev=False)
+    parser = OneLineParser(description=__doc__, formatter_class=Help, allow_abbrev=False)
     flag: dict[str, Any] = {"type": yes_or_no, "nargs": "?", "const": True, "metavar": "True|False"}
-    parser.add_argument("--model-dir", required=True, help="what tools/export.py wrote")
-    parser.add_argument("--img-path", required=True, help="an image, a folder of them, or a pattern such as 'a/*.jpg'")
-    parser.add_argument("--batch-size", type=at_least(1), default=1, help="images at a time")
+    parser.add_argument("--model-dir", required=True, help="the directory that tools/export.py wrote")
+    parser.add_argument(
+        "--img-path", required=True, help="an image, a folder of images, or a pattern such as 'a/*.jpg'"
+    )
+    parser.add_argument("--batch-size", type=at_least(1), default=1, help="images per batch")
     parser.add_argument("--use-gpu", **flag, default=False, help="run on the first visible card")
-    parser.add_argument("--use-tensorrt", **flag, default=False, help="let TensorRT run what it can")
+    parser.add_argument("--use-tensorrt", **flag, default=False, help="use TensorRT where it can")
     parser.add_argument(
         "--backend",
         choices=["auto", "paddle", "openvino", "onnxruntime"],
         default="auto",
-        help="what runs the network; auto: the fastest that is here and answers as the exported model did",
+        help="what runs the network; auto: the fastest that is installed and reproduces the exported model's outputs",
     )
     parser.add_argument("--enable-mkldnn", **flag, help="oneDNN, for Paddle on a CPU (default: True)")
     parser.add_argument(
         "--cpu-threads",
         type=at_least(1),
-        help="threads for the network, on a CPU (default: one a core)",
+        help="threads for the network, on a CPU (default: one per core)",
     )
     parser.add_argument(
         "--workers",
         type=at_least(0),
-        help="threads that prepare the next images while the network runs (default: one a core; with --benchmark=True "
-        "0, so that each stage is measured undisturbed)",
+        help="threads that prepare the next images while the network runs (default: one per core; with "
+        "--benchmark=True 0, so that each stage is measured separately)",
     )
     parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp32", help="fp16 needs a card")
     parser.add_argument("--benchmark", **flag, default=False, help="measure, print the TIPC block, write JSON")
-    parser.add_argument("--warmup", type=at_least(0), default=10, help="batches before measuring starts")
-    parser.add_argument("--topk", type=at_least(1), default=5, help="how many classes an image")
+    parser.add_argument("--warmup", type=at_least(0), default=10, help="batches before the measurement")
+    parser.add_argument("--topk", type=at_least(1), default=5, help="classes to print for each image")
     parser.add_argument(
-        "--json", help="file for answers, accuracy and figures (default: the figures, beside the model)"
+        "--json", help="file for predictions, accuracy and benchmark (default: the benchmark, in the model's directory)"
     )
     options = parser.parse_args(arguments)
     if options.workers is None:
@@ -281,7 +287,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for stream in (sys.stdout, sys.stderr):  # a file name that is no text is shown with escapes
+    for stream in (sys.stdout, sys.stderr):  # show file names that are not text with escapes
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         code = run(options)
@@ -291,9 +297,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"infer.py: {failure}", file=sys.stderr)
         return 1
     except MemoryError:
-        print("infer.py: out of memory: take a smaller --batch-size", file=sys.stderr)
+        print("infer.py: out of memory: use a smaller --batch-size", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever read the output has enough
+    except BrokenPipeError:  # the reader of the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

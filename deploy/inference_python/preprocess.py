@@ -21,11 +21,11 @@ Image = np.ndarray[Any, Any]
 
 
 class BadImage(Exception):
-    """A file that is no readable image; the message begins with its path."""
+    """A file that is not a readable image; the message begins with its path."""
 
 
 def settings(image_size: int) -> dict[str, Any]:
-    """How the images of ImageNet are commonly prepared, at another size in proportion."""
+    """The usual preprocessing of ImageNet, scaled to the image size."""
     return {
         "resize_short": round(image_size * 256 / 224),
         "crop": image_size,
@@ -35,13 +35,13 @@ def settings(image_size: int) -> dict[str, Any]:
 
 
 def read(path: str | Path) -> Image:
-    """An image as RGB, 8 bits: grey is tripled, an alpha channel dropped, of 16 bits the upper 8 are kept."""
+    """An image as 8-bit RGB: gray becomes RGB, alpha is dropped, 16 bits are reduced to the upper 8."""
     return decode(load(path), path)
 
 
 def load(path: str | Path) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - at once, and without Python's detours
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - one read, without buffering
             data = file.read()
     except OSError as failure:
         raise BadImage(f"{path}: {failure.strerror or failure}") from None
@@ -51,34 +51,32 @@ def load(path: str | Path) -> bytes:
 
 
 def decode(data: bytes | bytearray, path: str | Path) -> Image:
-    """`path` is for the complaint."""
+    """`path` is for the error message."""
     # From memory OpenCV refuses a truncated JPEG; from a file it would fill the rest with grey. It also refuses a
-    # truncated PNG, but not without lines of its own.
+    # truncated PNG, but prints to stderr.
     whole = not data.startswith(_PNG) or b"IEND" in data
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), _RGB or cv2.IMREAD_COLOR) if whole else None
     except cv2.error as failure:
         raise BadImage(f"{path}: OpenCV cannot decode it ({failure.err})") from None
     if image is None:
-        raise BadImage(f"{path}: no image, or a damaged one; replace or remove it")
+        raise BadImage(f"{path}: not an image, or damaged; replace or remove it")
     return image if _RGB else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
 def resize(image: Image, width: int, height: int) -> Image:
-    """To that size; halved by averages first as often as that fits, where interpolation alone would skip pixels."""
+    """Resize; first halve by averaging as often as possible, because interpolation alone would skip pixels."""
     while image.shape[0] >= 2 * height and image.shape[1] >= 2 * width:
         half = image.shape[0] // 2, image.shape[1] // 2
-        even = image[: 2 * half[0], : 2 * half[1]]  # for these OpenCV is ten times as fast
+        even = image[: 2 * half[0], : 2 * half[1]]  # OpenCV is ten times as fast for even sizes
         image = cv2.resize(even, half[::-1], interpolation=cv2.INTER_AREA)
     return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
 
 
 def resize_and_crop(image: Image, resize_short: int, crop: int) -> Image:
-    """The short side to `resize_short`, then the centre of `crop` x `crop`."""
+    """Resize the short side to `resize_short`, then crop the center, `crop` x `crop`."""
     height, width = image.shape[:2]
-    if max(height, width) > _LONGEST * min(
-        height, width
-    ):  # only the middle will be seen; the whole may not fit in memory
+    if max(height, width) > _LONGEST * min(height, width):  # only the center is used; the whole may exceed the memory
         most = _LONGEST * min(height, width)
         top, left = max(0, (height - most) // 2), max(0, (width - most) // 2)
         image = image[top : top + most, left : left + most]
@@ -91,17 +89,17 @@ def resize_and_crop(image: Image, resize_short: int, crop: int) -> Image:
 
 
 def normalise(image: Image, mean: Iterable[float], std: Iterable[float], out: Image | None = None) -> Image:
-    """RGB of 8 bits, height x width x 3, to float32, 3 x height x width: in `out`, or in a new array."""
+    """8-bit RGB, height x width x 3, to float32, 3 x height x width: in `out`, or in a new array."""
     planes = np.empty((3, *image.shape[:2]), np.float32) if out is None else out
     for plane, colour, centre, spread in zip(planes, cv2.split(image), mean, std):
-        plane[...] = colour  # one plane after the other: each stays in the processor's cache
+        plane[...] = colour  # plane by plane: each stays in the processor's cache
         plane *= np.float32(1 / (255 * spread))
         plane -= np.float32(centre / spread)
     return planes
 
 
 def prepare(path: str | Path, how: Mapping[str, Any], out: Image | None = None) -> Image:
-    """The network's input for one file, as evaluation and deployment see it: in `out`, or in a new array."""
+    """The network's input for one file, the same in evaluation and deployment: in `out`, or in a new array."""
     image = read(path)
     try:
         image = resize_and_crop(image, how["resize_short"], how["crop"])

@@ -315,7 +315,7 @@ def test_weights_know_how_their_images_are_prepared(place):
     [
         ("train", ["--data-path=nowhere"], 1, "error: no data set found at nowhere; expected one of:"),
         ("train", ["--data-path=nothing"], 1, "error: nothing has no train/ (it contains nothing)"),
-        ("train", ["--data-path=data", "--batch-size=0"], 2, "'0' is no whole number from 1 up"),
+        ("train", ["--data-path=data", "--batch-size=0"], 2, "must be an integer >= 1, got '0'"),
         ("train", ["--data-path=data", "--batch-size=1000"], 1, "error: "),
         ("train", ["--data-path=data", "--device=tpu"], 1, "error: device must be one of auto, cpu, gpu, got 'tpu'"),
         ("train", ["--data-path=data", "--use-gpu=True"], 1, "error: device='gpu', but "),
@@ -329,7 +329,7 @@ def test_weights_know_how_their_images_are_prepared(place):
             "error: gone does not exist: give the directory of a checkpoint",
         ),
         ("train", ["--data-path=letters", "--resume=run"], 1, "was trained with different classes"),
-        ("train", ["--data-path=broken"], 1, "no image, or a damaged one"),
+        ("train", ["--data-path=broken"], 1, "not an image, or damaged"),
         (
             "train",
             ["--data-path=data", "--output-dir=run", "--image-size=64"],

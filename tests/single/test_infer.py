@@ -254,7 +254,7 @@ def test_auto_without_them_is_paddle(place):
             "enable_mkldnn"
         ] is False  # fmt: skip
     else:
-        assert done.returncode == 1 and "has no OpenVINO in it: pip install openvino" in done.stderr
+        assert done.returncode == 1 and "contains no OpenVINO: pip install openvino" in done.stderr
     told = answers(place, f"--img-path={place}/pictures", "--enable-mkldnn=True")  # which only Paddle knows
     assert told["backend"]["name"] == "paddle"
 
@@ -293,11 +293,11 @@ def restamped(place, tmp_path, **parts):
 def test_a_backend_that_answers_differently_is_not_taken(place, tmp_path):
     pictures = f"--img-path={place}/pictures"
     model = restamped(place, tmp_path, onnx=(place / "other/inference.onnx").read_bytes())
-    told = answers(place, pictures, model=model, said="infer.py: not taken: onnxruntime ")
+    told = answers(place, pictures, model=model, said="infer.py: not used: onnxruntime ")
     assert told["backend"]["name"] == "openvino"  # which reads the .pdmodel
     same(told["images"], answers(place, pictures, "--backend=paddle")["images"])
     done = infer(place, pictures, "--backend=onnxruntime", model=model)
-    assert done.returncode == 1 and "answers differently from the model that was exported" in done.stderr
+    assert done.returncode == 1 and "differ from those of the exported model" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     told = answers(place, pictures, "--backend=paddle", model=model)
     assert told["backend"]["name"] == "paddle"
@@ -311,7 +311,7 @@ def test_a_file_that_a_backend_cannot_read(place, tmp_path):
     done = infer(place, f"--img-path={place}/pictures", model=model)
     lines = done.stderr.splitlines()
     assert done.returncode == 0 and len(lines) == len(parts), done.stderr
-    assert all(f"not taken: {name} cannot run" in line for name, line in zip(LIGHT, lines))
+    assert all(f"not used: {name} cannot run" in line for name, line in zip(LIGHT, lines))
     if paddle3:
         shutil.rmtree(model)
         model = restamped(place, tmp_path, **parts, json=b"x", pdiparams=b"x")
@@ -327,7 +327,7 @@ def test_a_form_that_was_not_exported(place, tmp_path):
     (tmp_path / "model/inference.onnx").unlink()
     (tmp_path / "model/export.json").write_text(json.dumps(stamp))
     done = infer(place, f"--img-path={place}/pictures", "--backend=onnxruntime", model=tmp_path / "model")
-    assert done.returncode == 1 and "lacks inference.onnx, which --backend=onnxruntime needs" in done.stderr
+    assert done.returncode == 1 and "has no inference.onnx, which --backend=onnxruntime needs" in done.stderr
     assert "--formats=onnx" in done.stderr and len(done.stderr.splitlines()) == 1
     told = answers(place, f"--img-path={place}/pictures", model=tmp_path / "model")
     assert told["backend"]["name"] != "onnxruntime"
@@ -582,12 +582,12 @@ def spoil(place, what, tmp_path):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("weights gone", "lacks inference.pdiparams"),
+        ("weights gone", "has no inference.pdiparams"),
         ("weights damaged", "inference.pdiparams is damaged or from another export"),
         ("another form damaged", "inference.pdmodel is damaged or from another export"),
-        ("no stamp", "holds no export.json"),
+        ("no stamp", "has no export.json"),
         ("stamp damaged", "export.json is damaged or incomplete"),
-        ("stamp without classes", "names 3 classes, the model answers with 6"),
+        ("stamp without classes", "has 3 classes, but the model has 6"),
         ("stamp of another kind", "export.json is damaged or incomplete"),
         ("stamp without files", "classes or files are missing"),
     ],
@@ -602,10 +602,10 @@ def test_a_model_that_is_not_whole(place, tmp_path, what, said):
     ("arguments", "code", "said"),
     [
         (["--img-path=/nowhere/x.jpg"], 1, "--img-path=/nowhere/x.jpg does not exist"),
-        (["--img-path={empty}"], 1, "holds no images"),
+        (["--img-path={empty}"], 1, "contains no images"),
         (["--img-path=" + "a.jpg," * 100], 1, "a.jpg,a.jpg"),  # the reason differs between versions of Python
-        (["--img-path={pictures}", "--batch-size=0"], 2, "'0' is no whole number from 1 up"),
-        (["--img-path={pictures}", "--use-gpu=True"], 1, "take --use-gpu=False"),
+        (["--img-path={pictures}", "--batch-size=0"], 2, "must be an integer >= 1, got '0'"),
+        (["--img-path={pictures}", "--use-gpu=True"], 1, "use --use-gpu=False"),
         (["--img-path={pictures}", "--use-tensorrt=True"], 1, "--use-tensorrt=True needs --use-gpu=True"),
         (["--img-path={pictures}", "--precision=fp16"], 1, "--precision=fp16 needs --use-gpu=True"),
         (["--img-path={pictures}", "--precision=int4"], 2, "invalid choice: 'int4'"),
@@ -616,8 +616,8 @@ def test_a_model_that_is_not_whole(place, tmp_path, what, said):
             1,
             "--enable-mkldnn is for Paddle",
         ),
-        (["--img-path={pictures}", "--workers=-1"], 2, "'-1' is no whole number from 0 up"),
-        (["--img-path={pictures}", "--use-gpu=maybe"], 2, "'maybe' is neither True nor False"),
+        (["--img-path={pictures}", "--workers=-1"], 2, "must be an integer >= 0, got '-1'"),
+        (["--img-path={pictures}", "--use-gpu=maybe"], 2, "must be True or False, got 'maybe'"),
         (["--img-path={pictures}", "--model-dir=/nowhere"], 1, "--model-dir=/nowhere does not exist"),
         (["--img-path={pictures}", "--json=/proc/nowhere/x.json"], 1, "cannot write /proc/nowhere/x.json"),
         (["--img-path={pictures}", "--batch=2"], 2, "unrecognized arguments: --batch=2"),

@@ -150,7 +150,7 @@ def labels_of(directory, root, workers, skip):
 def test_an_unreadable_image_is_named(tmp_path, folder, workers):
     (folder / "train/cat/3.png").write_text("not an image")
     ((kind, message),) = run_raising(labels_of, 1, tmp_path / "out", str(tmp_path / "run"), str(folder), workers, False)
-    assert kind == "DataError" and message.startswith(f"{folder}/train/cat/3.png: no image") and "\n" not in message
+    assert kind == "DataError" and message.startswith(f"{folder}/train/cat/3.png: not an image") and "\n" not in message
     assert "--skip-bad-images" in message
 
 

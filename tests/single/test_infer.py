@@ -549,10 +549,10 @@ def test_bad_images_are_named_and_the_others_answered(place, tmp_path):
         np.testing.assert_allclose([t["score"] for t in one["top"]], [t["score"] for t in other["top"]], rtol=2e-3)
     assert done.returncode == 1
     errors = done.stderr.splitlines()
-    assert len(errors) == 3 and "-half.jpg: no image" in errors[0] and "3text.jpg: no image" in errors[1]
+    assert len(errors) == 3 and "-half.jpg: not an image" in errors[0] and "3text.jpg: not an image" in errors[1]
     assert "2 of 4 images could not be read" in errors[2]
     done = infer(place, f"--img-path={tmp_path}/mixed/3text.jpg")
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "3text.jpg: no image" in done.stderr
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "3text.jpg: not an image" in done.stderr
 
 
 def spoil(place, what, tmp_path):

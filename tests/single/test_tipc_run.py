@@ -273,7 +273,7 @@ def test_a_command_whose_guard_is_killed_has_failed(repo, number):
     guard_of(runner).send_signal(number)
     output, _ = runner.communicate(timeout=60)
     results = {e["stage"]: e for e in json.loads((repo / ROOT / "results.json").read_text())["commands"]}
-    assert runner.returncode == 1 and results["eval"]["reason"] == f"ended by {number.name}", output
+    assert runner.returncode == 1 and results["eval"]["reason"] == f"killed by {number.name}", output
     wait_for(lambda: not processes(repo), 60, "every process of the run ends")
 
 
@@ -315,7 +315,7 @@ def test_old_and_empty_files_do_not_count(repo):
     assert done.returncode == 1 and "wrote no **/*.pdiparams in ./exported" in done.stdout
     (repo / "export.py").write_text((repo / "export.py").read_text().replace('write_text("p")', 'write_text("")'))
     done, entries = certify(repo, ONE)
-    assert done.returncode == 1 and "wrote only empty ones of **/*.pdiparams" in entries["export"]["reason"]
+    assert done.returncode == 1 and "wrote only empty **/*.pdiparams" in entries["export"]["reason"]
 
 
 def test_where_nothing_was_run_nothing_is_certified(repo):
@@ -323,7 +323,7 @@ def test_where_nothing_was_run_nothing_is_certified(repo):
         LONG.replace("--use_gpu:True|False", "--use_gpu:True").replace("False|True", "True").replace("rec\n", "toy\n")
     )
     done, entries = certify(repo, text=text, mode="whole_infer")
-    assert done.returncode == 1 and "every command was skipped: this certifies nothing" in done.stdout
+    assert done.returncode == 1 and "all were skipped: this certifies nothing" in done.stdout
     page = (repo / "test_tipc/output/toy/whole_infer/report.html").read_text()
     assert "certifies nothing" in page and '<span class="pill failed">failed</span></h1>' in page
 

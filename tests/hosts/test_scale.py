@@ -32,7 +32,7 @@ def test_one_command_on_both_hosts_one_result_on_the_first(tmp_path):
     assert "done; the result is on 127.0.0.2" in heard and not list(tmp_path.glob("b/out/scale.*"))
     assert re.search(r"scale: 2 machines × 1 rank, .*; log: ", heard) and "scale: 1 machine" not in heard
     (code, told), (other, heard) = pair(tmp_path, *words)
-    assert code == other == 0 and told.count("done before") == 2 and "log:" not in told + heard
+    assert code == other == 0 and told.count("already done") == 2 and "log:" not in told + heard
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def test_an_epoch_that_was_wrongly_taken_for_over_is_doubted():
 def test_a_restored_state_goes_on_in_the_same_order_only():
     old = {"epoch": 4, "position": 30, "order": ORDER, "step": 7, "skipped": 0}  # as version 0.1.0 wrote it
     place = resumed(old)
-    with pytest.raises(CheckpointError, match="middle of an epoch"):
+    with pytest.raises(CheckpointError, match="within an epoch"):
         place.begin_loop({**ORDER, "samples": 101})
     place = resumed(old)
     assert place.begin_loop(dict(ORDER))

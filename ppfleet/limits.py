@@ -12,6 +12,8 @@ PADDLE_GRACE = 30.0
 # Starting
 JOIN = 30.0  # for all ranks to join a job; PPFLEET_WAIT overrides it
 CONNECT = 5.0  # for one attempt to connect to another process
+HELLO = 10.0  # for a process that has connected to say who it is
+MESSAGE = 10.0  # for one message, once it has begun
 JOIN_MARGIN = 10.0  # more than JOIN, after which a start that Paddle blocks is ended from outside of it
 
 # The watchdog

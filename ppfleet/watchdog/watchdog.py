@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from ppfleet import log
+from ppfleet.cluster.link import Lost
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
 from ppfleet.limits import BEAT, RAISE, SAVE_AFTER_SIGTERM, UNREACHABLE
 from ppfleet.watchdog import events, render
 from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
 from ppfleet.watchdog.events import LOST, Code, Event, Kind, Mark, Operation
-from ppfleet.watchdog.hub import Gone, Hub
+from ppfleet.watchdog.hub import Hub
 from ppfleet.watchdog.process import (
     Health,
     how_it_ended,
@@ -94,12 +95,12 @@ class Watch:
             signal.signal(signal.SIGTERM, own)  # Paddle, when it was imported, took it away
             return
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        if (before := signal.set_wakeup_fd(self._hub.bell, warn_on_full_buffer=False)) != -1:
+        if (before := signal.set_wakeup_fd(self._hub.wakeup_fd, warn_on_full_buffer=False)) != -1:
             signal.set_wakeup_fd(before)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         self.wanted = True
-        self._hub.ring()
+        self._hub.wake()
         if self.doom or any(gone.code == Code.EXCEPTION for gone in self.left.values()):
             raise Stalled("SIGTERM after the job had failed")
         if not self.in_loop and not self.unsaved:
@@ -142,7 +143,7 @@ class Watch:
         """Say goodbye to those who may wait for this rank, and watch no more."""
         if self._bye is None:
             self._bye = event or self._own(Code.ENDED)
-            self._hub.ring()
+            self._hub.wake()
             if self._thread.is_alive():
                 self._said_bye.wait(2.0)
 
@@ -226,7 +227,7 @@ class Watch:
             _say(f"no step boundary within {SAVE_AFTER_SIGTERM:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
 
     def _judge_others(self, now: float) -> None:
-        unseen = set(range(self.world.size)) - set(self._hub.who)
+        unseen = set(range(self.world.size)) - set(self._hub.processes)
         if unseen and now - self._began > UNREACHABLE:
             rank = min(unseen)
             self._pronounce(Event(Code.KILLED, rank, self.world.host_of(rank), fields={"early": True}))
@@ -253,7 +254,7 @@ class Watch:
 
     def _seen(self, rank: int, beat: Beat, now: float) -> Beat:
         """With what can be seen of a rank that does not answer, if it is of this host: whether it is stopped."""
-        who = self._hub.who.get(rank, {})
+        who = self._hub.processes.get(rank, {})
         silent = now - beat.heard > 3 * BEAT and who.get("boot") == this_host()
         stopped = who["pid"] if silent and process_state(who["pid"])[0] == "stopped" else 0
         return replace(beat, host=self.world.host_of(rank), stopped=stopped)
@@ -316,14 +317,14 @@ class Watch:
             for rank, message in self._hub.hear(0.25):
                 if rank >= 0:
                     self._take(rank, message)
-                elif signal.SIGTERM in message["bell"] or self.wanted:
+                elif signal.SIGTERM in message["signals"] or self.wanted:
                     self._want(f"SIGTERM came to {self.world.name()}")
-        except Gone as gone:
-            self._lost(gone.rank, gone.unreachable)
+        except Lost as lost:
+            self._lost(lost.number, lost.unreachable)
 
     def _take(self, rank: int, message: dict[str, Any]) -> None:
-        if isinstance(who := message.get("who"), dict):
-            self._hub.who[rank] = who
+        if isinstance(process := message.get("process"), dict):
+            self._hub.processes[rank] = process
             self._beats[rank] = Beat(rank, time.monotonic())
         if "beat" in message:
             told = message["beat"] or asdict(Beat(rank))
@@ -340,7 +341,7 @@ class Watch:
 
     def _relay(self, source: int, message: dict[str, Any]) -> None:
         if self.world.first:
-            self._hub.send(apart=source, **message)
+            self._hub.send(but=source, **message)
 
     def _want(self, why: str) -> None:
         """All ranks save at the next step boundary; said once."""
@@ -357,7 +358,7 @@ class Watch:
         """A connection ended without a goodbye."""
         if rank in self.left or self._bye is not None:
             return
-        who, last = self._hub.who.get(rank, {}), self._beats[rank]
+        who, last = self._hub.processes.get(rank, {}), self._beats[rank]
         code, fields = (Code.HOST, {}) if unreachable else how_it_ended(who, self._health.oom_kills)
         inside = replace(last.inside, step=last.step)
         event = Event(code, rank, self.world.host_of(rank), inside, fields={**fields, **who})

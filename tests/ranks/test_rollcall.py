@@ -83,7 +83,7 @@ def test_two_of_the_same_rank(tmp_path):
         "PADDLE_CURRENT_ENDPOINT": same["PADDLE_TRAINER_ENDPOINTS"].split(",")[0],
     }
     ends = ranks(tmp_path, [("9.9", "")] * 3, {0: first, 1: same, 2: same})
-    assert "two processes say that they are rank 1: process" in ends[0].error[1]
+    assert "two processes claim to be rank 1: process" in ends[0].error[1]
     assert all(end.error is not None for end in ends)
 
 
@@ -94,9 +94,7 @@ def test_a_rank_of_a_larger_job(tmp_path):
     larger = {name: environment(2, endpoints)[name] for name in names}
     smaller = {name: environment(0, endpoints[:2])[name] for name in names}
     for end in ranks(tmp_path, [("9.9", "")] * 2, {0: smaller, 1: larger}):
-        assert end.error[0] == "MismatchError" and "says that it is rank 2 of a job that has 2" in end.error[1], (
-            end.output
-        )
+        assert end.error[0] == "MismatchError" and "claims to be rank 2 of a job of 2" in end.error[1], end.output
 
 
 def test_other_descriptions_of_the_world(tmp_path):

@@ -11,7 +11,7 @@ MAY_IMPORT = {
     "html": set(),
     "cli": set(),
     "watchdog": {"cluster"},
-    "distributed": {"watchdog"},
+    "distributed": {"cluster", "watchdog"},
     "data": {"distributed"},
     "training": {"data", "distributed"},
     "checkpoint": {"training", "data", "distributed", "watchdog"},

@@ -235,7 +235,7 @@ def test_a_rank_that_left_its_loop_is_told_from_one_that_is_late(other, code, sh
         (Code.KILLED, {}, "rank 1 on b exited without reporting a reason (SIGKILL?)"),
         (Code.OOM, {"signal": 9}, "rank 1 on b was killed by the OOM killer (SIGKILL)"),
         (Code.EXIT, {"exit_code": 3}, "rank 1 on b exited with code 3 without reporting a reason"),
-        (Code.HOST, {}, "the host of rank 1 on b does not answer any more"),
+        (Code.HOST, {}, "the host of rank 1 on b no longer answers"),
         (Code.ORPHAN, {"launcher": 7}, "rank 1 on b is an orphan: its launcher (process 7) is gone"),
     ],
 )

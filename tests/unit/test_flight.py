@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ppfleet.watchdog import events, recorder, render
+from ppfleet.commands.why import sentences
+from ppfleet.watchdog import events, recorder
 from ppfleet.watchdog.events import Code, Event, Kind, Operation, Waiting
 from ppfleet.watchdog.recorder import KINDS, Flight, Pulse, read
 from tests.harness import ROOT
@@ -115,7 +116,7 @@ def test_the_last_words_of_version_0_1_0_are_an_event(ring, words, code, rank, s
     record = Flight(ring, WHO)
     record._put(recorder._EVENT, recorder._SLOTS, {**words, "time": 5.0})
     event = read(ring).event
-    assert (event.code, event.rank, event.time) == (code, rank, 5.0) and shown in render.text(event)
+    assert (event.code, event.rank, event.time) == (code, rank, 5.0) and shown in sentences.text(event)
 
 
 def test_the_pulse_and_later_facts(ring):

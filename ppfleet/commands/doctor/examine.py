@@ -6,19 +6,20 @@ tells all.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-import socket
 import statistics
 import sys
 import threading
 import time
 from argparse import Namespace
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from ppfleet import limits
 from ppfleet.cluster import hosts
+from ppfleet.cluster.link import Link, Lost, Peers, connect
 from ppfleet.cluster.rendezvous import Meeting
 from ppfleet.commands.doctor import checks
 from ppfleet.commands.doctor.checks import ERROR, OK, WARNING, Finding
@@ -102,86 +103,91 @@ def compare(facts: dict[str, dict[str, str]]) -> list[Finding]:
 
 
 class _Door:
-    """Answers at one port, to those who know the token: an echo, a sink for a bounded number of bytes, the time."""
+    """Answers at one port, to those who know the token: the time, and that a bounded number of bytes has come."""
 
     def __init__(self, host: str, port: int, token: str) -> None:
-        address = next(iter(hosts.resolve(host)), host)
         self.token = token
-        self.listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.peers = Peers(self._greet, 1)
         try:
-            self.listener.bind((address, port))
+            self.peers.listen(next(iter(hosts.resolve(host)), host), port)
         except OSError as failure:
             raise CommError(f"cannot listen at {host} port {port}: {failure.strerror}") from None
-        self.listener.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._numbers = itertools.count()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _greet(self, peer: Link, hello: dict[str, Any]) -> int | None:
+        return next(self._numbers) if hello.get("hello") == self.token else None
 
     def _serve(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                line, _ = self.listener.accept()
-                threading.Thread(target=self._answer, args=(line,), daemon=True).start()
-
-    def _answer(self, line: socket.socket) -> None:
-        with suppress(OSError, ValueError), line:
-            line.settimeout(10)
-            stream = line.makefile("rwb")
-            if stream.readline(64).decode().strip() != self.token:
-                return
-            while command := stream.readline(64).decode().split():
-                if command[0] == "time":
-                    stream.write(f"{time.time()!r}\n".encode())
-                elif command[0] == "take":
-                    left = min(int(command[1]), _PROBE)
-                    while left > 0 and (piece := stream.read(min(left, 65536))):
-                        left -= len(piece)
-                    stream.write(b"done\n")
-                else:
-                    stream.write(b"here\n")
-                stream.flush()
+        while not self._closed:
+            for number, _ in self.peers.hear(0.2):
+                link = self.peers.take(number)  # a slow one must not hold the others up
+                threading.Thread(target=_serve, args=(link,), daemon=True).start()
 
     def close(self) -> None:
-        self.listener.close()
+        self._closed = True
+        self._thread.join(10)
+        self.peers.close()
 
 
-def _open(host: str, port: int, token: str) -> socket.socket:
-    line = socket.create_connection((host.strip("[]"), port), timeout=limits.DOCTOR_CONNECT)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line.sendall(token.encode() + b"\n")
-    return line
+def _serve(link: Link) -> None:
+    """Answer each message with the time, until the other end closes the connection."""
+    with contextlib.suppress(Lost, OSError, ValueError), contextlib.closing(link):
+        link.send(time=time.time())
+        while messages := link.receive(10.0):
+            link.send(time=time.time())
+            if "take" in messages[0]:
+                count = min(int(messages[0]["take"]), _PROBE)
+                while count > 0 and (piece := link.peer.recv(min(count, 65536))):
+                    count -= len(piece)
+                link.send(done=True)
+
+
+def _open(host: str, port: int, token: str) -> Link:
+    link = connect(host, port, {"hello": token})
+    _answer(link)
+    return link
+
+
+def _answer(link: Link) -> dict[str, Any]:
+    deadline = time.monotonic() + limits.DOCTOR_CONNECT
+    while time.monotonic() < deadline:
+        if messages := link.receive(limits.DOCTOR_CONNECT):
+            return messages[0]
+    raise OSError("no answer")
 
 
 def _knock(host: str, port: int, token: str) -> bool:
     """Whether the doctor's own door answers there, and not somebody else's."""
-    with suppress(OSError), _open(host, port, token) as line:
-        line.sendall(b"echo\n")
-        return line.recv(64) == b"here\n"
+    with contextlib.suppress(OSError, Lost):
+        _open(host, port, token).close()
+        return True
     return False
 
 
 def _measure(here: str, host: str, port: int, token: str) -> list[Finding]:
     """Latency, clock difference and bandwidth to a host, in a moment."""
     try:
-        with _open(host, port, token) as line:
-            stream = line.makefile("rwb")
+        with contextlib.closing(_open(host, port, token)) as link:
             trips, skews = [], []
             for _ in range(_ROUNDS):
                 began = time.time()
-                stream.write(b"time\n")
-                stream.flush()
-                theirs = float(stream.readline(64))
+                link.send(ask="time")
+                theirs = float(_answer(link)["time"])
                 ended = time.time()
                 trips.append(ended - began)
                 skews.append(theirs - (began + ended) / 2)
+            link.send(take=_PROBE)
+            _answer(link)  # from here on it reads bytes
             began = time.perf_counter()
-            stream.write(f"take {_PROBE}\n".encode() + bytes(_PROBE))
-            stream.flush()
-            done = stream.readline(64) == b"done\n"
+            link.peer.settimeout(10)
+            link.peer.sendall(bytes(_PROBE))
+            _answer(link)
             taken = time.perf_counter() - began
-    except (OSError, ValueError) as failure:
+    except (OSError, Lost) as failure:
         return [Finding(WARNING, "speed", here, f"to {host}: {failure}", "look at the network between them")]
-    if not done:
-        return [Finding(WARNING, "speed", here, f"to {host}: the connection broke", "look at the network between them")]
     skew = statistics.median(skews)
     speed = f"{_PROBE / taken / 1e6:.0f} MB/s, {statistics.median(trips) * 1e3:.2f} ms there and back"
     found = [Finding(OK, "speed", here, f"to {host}: {speed}")]

@@ -15,10 +15,10 @@ from ppfleet.checkpoint.history import RANKS, curves
 from ppfleet.commands.report.run import CheckpointInfo, RunData, Start
 from ppfleet.commands.why.cause import Answer, ending
 from ppfleet.commands.why.job_start import size
+from ppfleet.commands.why.sentences import span
 from ppfleet.evaluation.confusion import Seen
 from ppfleet.html.chart import Chart, Points, line_chart
 from ppfleet.html.render import number, render, when
-from ppfleet.watchdog.render import span
 
 # Name of a metric (its last part) -> title of its chart. The charts of other metrics come between these two groups.
 _BEFORE = {"loss": "loss", "top1": "accuracy", "top5": "accuracy"}

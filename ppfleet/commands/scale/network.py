@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from ppfleet import limits
-from ppfleet.cluster.rendezvous import Meeting, listen
+from ppfleet.cluster.rendezvous import Meeting
 from ppfleet.commands.scale.projection import Network
 from ppfleet.errors import CommError
 
@@ -22,55 +22,57 @@ def measure(meeting: Meeting) -> Network | None:
     """On all hosts at the same time; the first learns the result, which is that of its slowest connection."""
     found = []
     for number in range(1, len(meeting.nodes)):
+        meeting.exchange("")  # from here on, until it is measured, the connection carries no messages
         if not meeting.node:
-            with listen(meeting.nodes[0], meeting.port) as listener:
-                meeting.exchange("")  # who connects now finds somebody
-                listener.settimeout(limits.MEASURE)
-                try:
-                    found.append(_receive(listener))
-                except OSError as failure:
-                    raise CommError(f"the network to {meeting.nodes[number]} cannot be measured: {failure}") from None
-        else:
-            meeting.exchange("")
-            if number == meeting.node:
-                with suppress(OSError):  # the first host says what went wrong
-                    _send(meeting.nodes[0], meeting.port)
+            try:
+                found.append(_receive(meeting.links[number].peer))
+            except (OSError, KeyError) as failure:
+                raise CommError(f"the network to {meeting.nodes[number]} cannot be measured: {failure}") from None
+        elif number == meeting.node:
+            with suppress(OSError):  # the first host says what went wrong
+                _send(meeting.links[0].peer)
     if meeting.node:
         return None
     return Network(min(each.bandwidth for each in found), max(each.latency for each in found))
 
 
-def _receive(listener: socket.socket) -> Network:
-    peer, _ = listener.accept()
-    with peer:
-        peer.settimeout(limits.MEASURE)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        turns = []
-        for _ in range(_PINGS):
-            asked = time.perf_counter()
-            peer.sendall(b"p")
-            if not peer.recv(1):
-                raise OSError("the other host closed the connection")
-            turns.append(time.perf_counter() - asked)
-        peer.sendall(b"d")
-        buffer = bytearray(_PIECE)
-        count = peer.recv_into(buffer)
-        began = ended = time.perf_counter()
-        total = 0
-        while count := peer.recv_into(buffer):
-            total += count
-            ended = time.perf_counter()
-    if not total:
-        raise OSError("the other host closed the connection")
+def _receive(peer: socket.socket) -> Network:
+    peer.settimeout(limits.MEASURE)
+    turns = []
+    for _ in range(_PINGS):
+        asked = time.perf_counter()
+        peer.sendall(b"p")
+        _read(peer, bytearray(1))
+        turns.append(time.perf_counter() - asked)
+    peer.sendall(b"d")
+    piece, began, ended, total = bytearray(_PIECE), 0.0, 0.0, 0
+    while _read(peer, bytearray(1)) == b"m":  # more
+        _read(peer, piece)
+        ended = time.perf_counter()
+        if began:  # the first piece starts the clock
+            total += _PIECE
+        else:
+            began = ended
     return Network(total / (ended - began), statistics.median(turns) / 2)
 
 
-def _send(host: str, port: int) -> None:
-    with socket.create_connection((host.strip("[]"), port), timeout=limits.MEASURE) as peer:
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while peer.recv(1) == b"p":
-            peer.sendall(b"p")
-        piece, sent, deadline = bytes(_PIECE), 0, time.monotonic() + _SECONDS
-        while sent < _MOST and time.monotonic() < deadline:
-            peer.sendall(piece)
-            sent += len(piece)
+def _send(peer: socket.socket) -> None:
+    peer.settimeout(limits.MEASURE)
+    while _read(peer, bytearray(1)) == b"p":
+        peer.sendall(b"p")
+    piece, sent, deadline = b"m" + bytes(_PIECE), 0, time.monotonic() + _SECONDS
+    while sent < 2 * _PIECE or (sent < _MOST and time.monotonic() < deadline):
+        peer.sendall(piece)
+        sent += _PIECE
+    peer.sendall(b"e")
+
+
+def _read(peer: socket.socket, buffer: bytearray) -> bytearray:
+    """Fill the buffer."""
+    rest = memoryview(buffer)
+    while rest:
+        count = peer.recv_into(rest)
+        if not count:
+            raise OSError("the other host closed the connection")
+        rest = rest[count:]
+    return buffer

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from ppfleet.commands.scale.series import MODES
 from ppfleet.commands.scale.summary import PARTS
-from ppfleet.watchdog.render import span
+from ppfleet.commands.why.sentences import span
 
 NONE = "–"
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ppfleet import limits
-from ppfleet.commands.why import record_reader
+from ppfleet.commands.why import record_reader, sentences
 from ppfleet.commands.why.job_start import Attempt, Rank, named, size
 from ppfleet.commands.why.standstill import standstill, uneven
 from ppfleet.commands.why.straggler import straggler
-from ppfleet.watchdog import render
 from ppfleet.watchdog.events import LOST, VERDICTS, Code, Event, Kind, Mark
 
 _GUESS = "killed (SIGKILL), a crash, os._exit, or its host went down"
@@ -54,7 +53,7 @@ class Answer:
 
     @property
     def sentence(self) -> str:
-        return render.text(self.event)
+        return sentences.text(self.event)
 
     @property
     def kind(self) -> str:
@@ -97,7 +96,7 @@ def explain(attempt: Attempt, now: float) -> Cause:
         first = min(causes, key=lambda cause: (cause.level, cause.time))
         if first.event.code in (Code.TERMINATED, Code.PREEMPTED, Code.ORPHAN, Code.GONE):
             stall = standstill(attempt.ranks, attempt.last_seen)
-            return replace(first, evidence=(*first.evidence, f"before that: {render.text(stall)}")) if stall else first
+            return replace(first, evidence=(*first.evidence, f"before that: {sentences.text(stall)}")) if stall else first
         return first
     running = [rank for rank in attempt.ranks if rank.state != "said"]
     if running and (stall := standstill(attempt.ranks, now)):
@@ -105,7 +104,7 @@ def explain(attempt: Attempt, now: float) -> Cause:
     healthy = _about(running or attempt.ranks, Code.RUNNING if running else Code.FINISHED)
     healthy = replace(healthy, operation=replace(healthy.operation, step=max(rank.steps for rank in attempt.ranks)))
     slow = straggler(attempt)
-    return Cause(slow, (slow.rank,), evidence=(render.text(healthy),)) if slow else Cause(healthy)
+    return Cause(slow, (slow.rank,), evidence=(sentences.text(healthy),)) if slow else Cause(healthy)
 
 
 def _stuck(event: Event, now: float) -> Cause:
@@ -236,16 +235,16 @@ def _endings(attempt: Attempt, cause: Event) -> Iterator[str]:
         event = rank.event
         known = (cause.code, cause.rank, cause.fields.get("ranks"))
         other = event and event.code in VERDICTS and (event.code, event.rank, event.fields.get("ranks")) != known
-        more = f": {render.text(event)}" if event and other else ""
+        more = f": {sentences.text(event)}" if event and other else ""
         alike.setdefault(ending(rank) + more, []).append(rank)
     for text, ranks in alike.items():
-        yield f"{named(ranks)}: {text}  {render.clock(min(rank.seen for rank in ranks))}"
+        yield f"{named(ranks)}: {text}  {sentences.clock(min(rank.seen for rank in ranks))}"
 
 
 def ending(rank: Rank) -> str:
     """How a rank ended, as far as it recorded that."""
     if rank.event:
-        return render.ending(rank.event)
+        return sentences.ending(rank.event)
     states = {"gone": "gone without reporting a reason", "running": "still running"}
     return states.get(rank.state, rank.state)
 

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ppfleet.cli import Parser, discard_output, number
-from ppfleet.commands.why import cause, record_reader, timeline
+from ppfleet.commands.why import cause, record_reader, sentences, timeline
 from ppfleet.commands.why.cause import Answer
 from ppfleet.commands.why.job_start import Rank, label
-from ppfleet.watchdog import render
+from ppfleet.commands.why.sentences import clock, span
 from ppfleet.watchdog.events import Kind
 from ppfleet.watchdog.recorder import Entry
-from ppfleet.watchdog.render import clock, span
 
 _ENTRIES = 6  # of each rank in the text's timeline
 _RANKS = 6  # in the text's timeline
@@ -139,7 +138,7 @@ def _rank_json(rank: Rank) -> dict[str, Any]:
         "pid": known.get("pid"),
         "state": rank.state,
         "ending": cause.ending(rank),
-        "event": render.as_json(rank.event) if rank.event else None,
+        "event": sentences.as_json(rank.event) if rank.event else None,
         "steps": rank.steps,
         "last": label(rank.last) if rank.last else "",
         "where": rank.last.where if rank.last else "",

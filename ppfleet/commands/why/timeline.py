@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from ppfleet.commands.why.cause import Answer, ending
 from ppfleet.commands.why.job_start import Rank, label, size
+from ppfleet.commands.why.sentences import span
 from ppfleet.html.render import render
 from ppfleet.watchdog.recorder import Entry
-from ppfleet.watchdog.render import span
 
 
 class BarStyle(NamedTuple):

@@ -1,7 +1,7 @@
-"""The watchdog: a thread of each rank that notices death and stalls, tells the others who it was, and ends the job.
+"""The watchdog: a thread of each rank that notices death and stalls, names the rank to all others, and ends the job.
 
-Every rank tells rank 0 once a second what it is in (`Beat`), and rank 0 asks `diagnose`. Blocking calls of Paddle free
-the interpreter, so a thread runs where a signal handler would not.
+Every rank sends rank 0 a beat once a second that says what it is in, and rank 0 asks `diagnose`. Blocking calls of
+Paddle release the interpreter, so a thread runs where a signal handler would not.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import weakref
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Protocol
 
 from ppfleet import log
 from ppfleet.cluster.link import Lost
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
-from ppfleet.limits import BEAT, RAISE, SAVE_AFTER_SIGTERM, UNREACHABLE
+from ppfleet.limits import BEAT, BEAT_FRESH, BEAT_NEW, RAISE, SAVE_AFTER_SIGTERM, UNREACHABLE
 from ppfleet.watchdog import events, render
 from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
 from ppfleet.watchdog.events import LOST, Code, Event, Kind, Mark, Operation
@@ -45,22 +45,29 @@ if TYPE_CHECKING:
     from ppfleet.distributed.world import World
 
 
-class Watch:
-    """What this rank knows of the others, and they of it."""
+class Training(Protocol):
+    """What SIGTERM depends on: will there be a step boundary, and are there steps that no checkpoint has?"""
+
+    running: bool
+    in_epochs: bool
+    unsaved: bool
+
+
+class Watchdog:
+    """What this rank knows about the others, and they about it."""
 
     def __init__(self, world: World, flight: Flight, limits: Limits | None = None) -> None:
         self.world, self.flight, self.limits = world, flight, limits or Limits()
-        self.doom: Event | None = None  # why this job cannot go on
-        self.left: dict[int, Event] = {}  # ranks that ended in order: after which operation, and why
-        self.wanted = False  # whether somebody got SIGTERM and all should save and end
-        self._told = False  # and whether everybody knows
-        self.in_loop = False  # whether there will be a step boundary
+        self.verdict: Event | None = None  # why this job must end
+        self.departed: dict[int, Event] = {}  # ranks that ended in order: after which operation, and why
+        self.stop_requested = False  # some rank got SIGTERM: all should save and end
+        self._stop_announced = False  # … and all know
+        self.training: Training | None = None  # as it is now
         self.stacks: Path | None = None  # where to write the stacks of all threads
-        self._taken = False  # whether the main thread has been told
-        self._deadline = self._to_save = float("inf")
-        self._bye: Event | None = None
-        self._said_bye = threading.Event()
-        self.unsaved = False  # whether there are steps that no checkpoint has
+        self._raised = False  # the main thread knows the verdict
+        self._deadline = self._save_deadline = float("inf")
+        self._own_end: Event | None = None  # how this rank ends in order
+        self._closed = threading.Event()  # … and the others know
         self._pid, self._launcher = os.getpid(), launcher()
         self._trainer = threading.get_ident()
         self._suspect: tuple[Any, float] = (None, 0.0)  # what the next beats must confirm, and since when
@@ -68,87 +75,95 @@ class Watch:
         self._beats = {rank: Beat(rank) for rank in range(world.size)}
         self._health = Health()
         self._began = 0.0
-        self._thread = threading.Thread(target=self._run, name="ppfleet watch", daemon=True)
-        atexit.register(self._leave)  # from now on: a rank may fail before there is anything to watch
+        self._thread = threading.Thread(target=self._run, name="ppfleet watchdog", daemon=True)
+        atexit.register(self._at_exit)  # from now on: a rank may fail before there is anything to watch
 
     # What the main thread calls
 
     def listen(self) -> int:
-        """Rank 0, before the roll call: the port at which the others will find its watch."""
+        """Rank 0, before the handshake: the port where the others will find its watchdog."""
         return self._hub.listen()
 
     def start(self, token: str = "", port: int = 0) -> None:
-        """After the roll call: connect to rank 0's watch, and watch."""
+        """After the handshake: connect to rank 0's watchdog, and watch."""
         self._began = time.monotonic()
         self._beats = {rank: Beat(rank, self._began) for rank in self._beats}
         self._hub.join(token, port)
         self._thread.start()
-        this = weakref.ref(self)  # what is registered there stays for ever
-        os.register_at_fork(after_in_child=lambda: watch._forget() if (watch := this()) else None)
+        this = weakref.ref(self)  # what is registered there is never released
+        os.register_at_fork(after_in_child=lambda: watchdog._forget() if (watchdog := this()) else None)
 
     def take_sigterm(self) -> None:
-        """From now on SIGTERM means: save at the next step boundary, and end. A handler of the script's own stays."""
+        """From now on SIGTERM means: save at the next step boundary and exit. A handler of the script stays."""
         if threading.current_thread() is not threading.main_thread():
             return
         own = signal.getsignal(signal.SIGTERM)
-        if callable(own) and getattr(own, "__func__", None) is not Watch._on_sigterm:
-            signal.signal(signal.SIGTERM, own)  # Paddle, when it was imported, took it away
+        if callable(own) and getattr(own, "__func__", None) is not Watchdog._on_sigterm:
+            signal.signal(signal.SIGTERM, own)  # importing Paddle replaced it
             return
         signal.signal(signal.SIGTERM, self._on_sigterm)
         if (before := signal.set_wakeup_fd(self._hub.wakeup_fd, warn_on_full_buffer=False)) != -1:
             signal.set_wakeup_fd(before)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
-        self.wanted = True
+        self.stop_requested = True
         self._hub.wake()
-        if self.doom or any(gone.code == Code.EXCEPTION for gone in self.left.values()):
+        if self.verdict or any(event.code == Code.EXCEPTION for event in self.departed.values()):
             raise Stalled("SIGTERM after the job had failed")
-        if not self.in_loop and not self.unsaved:
+        if not self._in_loop and not self._unsaved:
             self.preempted("SIGTERM outside of the training loop: nothing to save")
 
+    @property
+    def _in_loop(self) -> bool:
+        return self.training is not None and (self.training.running or self.training.in_epochs)
+
+    @property
+    def _unsaved(self) -> bool:
+        return self.training is not None and self.training.unsaved
+
     def preempted(self, text: str) -> NoReturn:
-        """The end after SIGTERM; whoever waits for this rank ends likewise."""
+        """Exit after SIGTERM; ranks that wait for this one do the same."""
         event = self._own(Code.PREEMPTED, text=text)
-        self.flight.record(replace(event, code=Code.TERMINATED) if self.unsaved else event)
+        self.flight.record(replace(event, code=Code.TERMINATED) if self._unsaved else event)
         self.close(event)
-        raise Preempted(text, 128 + signal.SIGTERM if self.unsaved else PREEMPTED)
+        raise Preempted(text, 128 + signal.SIGTERM if self._unsaved else PREEMPTED)
 
     def check(self, what: str, operation: int = 0, missing: Collection[int] = ()) -> None:
-        """Raise if the job is doomed, or if a rank has left that this operation would wait for: because it did not come
-        there, or because it came and is `missing` in the middle of it."""
-        if self.doom is not None:
-            self._taken = True
-            text = f"{what} failed on {self.world.name()}: {render.text(self.doom)}"
-            if self.doom.code in LOST:
-                raise CommError(text, code="peer_lost", ranks=[self.doom.rank], operation=operation)
+        """Raise if there is a verdict, or if a rank that this operation needs has exited: before it began the
+        operation, or in the middle of it (`missing`)."""
+        if self.verdict is not None:
+            self._raised = True
+            text = f"{what} failed on {self.world.name()}: {render.text(self.verdict)}"
+            if self.verdict.code in LOST:
+                raise CommError(text, code="peer_lost", ranks=[self.verdict.rank], operation=operation)
             raise Stalled(text, operation=operation)
-        for rank, gone in list(self.left.items()):
-            if gone.operation.number < operation or rank in missing:
-                self._taken = True
-                text = f"{what} cannot go on: {self.world.name(rank)} left before it ({render.reason(gone)})"
-                if gone.code == Code.PREEMPTED:
+        for rank, event in list(self.departed.items()):
+            if event.operation.number < operation or rank in missing:
+                self._raised = True
+                text = f"{what} cannot continue: {self.world.name(rank)} exited before it ({render.reason(event)})"
+                if event.code == Code.PREEMPTED:
                     self.preempted(text)
                 raise CommError(text, code="peer_lost", ranks=[rank], operation=operation)
 
     def settled(self, seconds: float, operation: int) -> bool:
-        """Whether the watch learns within that time why an operation failed."""
+        """Whether it becomes known within that time why an operation failed."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self.doom or any(gone.operation.number < operation for gone in list(self.left.values())):
+            if self.verdict or any(event.operation.number < operation for event in list(self.departed.values())):
                 return True
             time.sleep(0.02)
         return False
 
     def close(self, event: Event | None = None) -> None:
-        """Say goodbye to those who may wait for this rank, and watch no more."""
-        if self._bye is None:
-            self._bye = event or self._own(Code.ENDED)
+        """Tell the others how this rank ends, and stop watching."""
+        if self._own_end is None:
+            self._own_end = event or self._own(Code.ENDED)
             self._hub.wake()
             if self._thread.is_alive():
-                self._said_bye.wait(2.0)
+                self._closed.wait(2.0)
 
     def stop(self) -> None:
-        """A job that is alone is over, and the process may go on to another."""
+        """The end of a job of one rank: the process may start another job."""
         self.flight.record(self._own(Code.ENDED))
         self.close()
         if self._thread.is_alive():
@@ -157,16 +172,16 @@ class Watch:
             if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            atexit.unregister(self._leave)
+            atexit.unregister(self._at_exit)
             self._hub.end()
 
-    def _leave(self) -> None:
-        """At exit: last words."""
+    def _at_exit(self) -> None:
+        """Record how this rank ended, and tell the others."""
         if os.getpid() != self._pid:
-            return  # a child that was forked
+            return  # a forked child
         with contextlib.suppress(ValueError):  # not the main thread
             if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as it ends, Python would make it deadly again
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # at exit, Python would restore the default: death
         cause = getattr(sys, "last_value", None)
         if cause is not None:
             event = events.exception(cause, self.world.rank, self.world.host, user_line(cause.__traceback__))
@@ -177,7 +192,7 @@ class Watch:
         self.close()
 
     def _own(self, code: Code, **fields: Any) -> Event:
-        """About this rank itself, after its newest operation."""
+        """About this rank, after its newest operation."""
         after = Operation(self.flight.operations, step=self.flight.step)
         return Event(code, self.world.rank, self.world.host, after, fields=fields)
 
@@ -193,7 +208,7 @@ class Watch:
 
     def _run(self) -> None:
         beat, said = 0.0, False
-        while not self._said_bye.is_set():
+        while not self._closed.is_set():
             try:
                 self._hear()
                 now = time.monotonic()
@@ -202,95 +217,94 @@ class Watch:
                     self.flight.pulse(self._health.pulse())
                     self._tell()
                 self._look(now)
-            except Exception:  # noqa: BLE001 - a watch that ended would look like a dead rank to the others
+            except Exception:  # noqa: BLE001 - without its watchdog, this rank would look dead to the others
                 if not said and not sys.is_finalizing():
                     said = True
                     _say(f"watchdog error on {self.world.name()}, continuing: {traceback.format_exc()}")
                 time.sleep(0.25)
-            if self._bye is not None:
-                self._hub.send(left=_sent(self._bye))
-                self._said_bye.set()
+            if self._own_end is not None:
+                self._hub.send(departed=_shortened(self._own_end))
+                self._closed.set()
 
     def _look(self, now: float) -> None:
-        """What may have to be done without anybody saying anything."""
-        if self.doom is None and self._bye is None:
+        """What is due without any message."""
+        if self.verdict is None and self._own_end is None:
             if self._launcher is not None and is_gone(self._launcher):
-                self._pronounce(self._own(Code.ORPHAN, launcher=self._launcher.pid))
+                self._announce(self._own(Code.ORPHAN, launcher=self._launcher.pid))
             elif self.world.first:
-                self._judge_others(now)
-            elif 0 not in self.left:
-                self._judge_first(now)
-        if self.doom is not None and not self._taken and now > self._deadline and self._must_go():
-            self._end()
-        if now > self._to_save and not any(entry.kind == Kind.SAVE for entry in list(self.flight.open)):
-            self._to_save = float("inf")
+                self._check_others(now)
+            elif 0 not in self.departed:
+                self._check_first(now)
+        if self.verdict is not None and not self._raised and now > self._deadline and self._must_exit(self.verdict):
+            self._exit()
+        if now > self._save_deadline and not any(entry.kind == Kind.SAVE for entry in list(self.flight.open)):
+            self._save_deadline = float("inf")
             _say(f"no step boundary within {SAVE_AFTER_SIGTERM:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
 
-    def _judge_others(self, now: float) -> None:
+    def _check_others(self, now: float) -> None:
         unseen = set(range(self.world.size)) - set(self._hub.processes)
         if unseen and now - self._began > UNREACHABLE:
             rank = min(unseen)
-            self._pronounce(Event(Code.KILLED, rank, self.world.host_of(rank), fields={"early": True}))
+            self._announce(Event(Code.KILLED, rank, self.world.host_of(rank), fields={"early": True}))
             return
-        present = [self._seen(rank, beat, now) for rank, beat in self._beats.items() if rank not in self.left]
+        present = [self._seen(rank, beat, now) for rank, beat in self._beats.items() if rank not in self.departed]
         event = diagnose(present, now, self.limits)
         if event is not None and (len(event.waiting) < 2 or self._confirmed(present, now)):
-            self._pronounce(event)
+            self._announce(event)
 
     def _confirmed(self, beats: list[Beat], now: float) -> bool:
-        """Whether beats that came after the suspicion say the same: a rank may just have been held up for a while."""
+        """Whether later beats say the same: a rank may just have been delayed."""
         waiting = [(beat.rank, beat.operations) for beat in beats if beat.waits]
         if waiting != self._suspect[0]:
             self._suspect = (waiting, now)
-        return now - self._suspect[1] > 1.5 * BEAT
+        return now - self._suspect[1] > BEAT_NEW
 
-    def _judge_first(self, now: float) -> None:
-        """Rank 0 judges the others; whether it is alive itself, the others must see."""
+    def _check_first(self, now: float) -> None:
+        """Rank 0 checks the others; whether rank 0 itself is alive, the others check."""
         quiet = now - self._beats[0].heard
         waits = [entry.kind for entry in list(self.flight.open) if entry.waits]
         limits = self.limits
         if quiet > (limits.stall if Kind.COLLECTIVE in waits else limits.silent if waits else limits.long) + 1:
-            self._doomed(self._seen(0, self._beats[0], now).event(Code.STALL, now))
+            self._accept(self._seen(0, self._beats[0], now).event(Code.STALL, now))
 
     def _seen(self, rank: int, beat: Beat, now: float) -> Beat:
-        """With what can be seen of a rank that does not answer, if it is of this host: whether it is stopped."""
-        who = self._hub.processes.get(rank, {})
-        silent = now - beat.heard > 3 * BEAT and who.get("boot") == this_host()
-        stopped = who["pid"] if silent and process_state(who["pid"])[0] == "stopped" else 0
+        """The beat, and whether the process is stopped if it is silent and on this host."""
+        process = self._hub.processes.get(rank, {})
+        silent = now - beat.heard > BEAT_FRESH and process.get("boot") == this_host()
+        stopped = process["pid"] if silent and process_state(process["pid"])[0] == "stopped" else 0
         return replace(beat, host=self.world.host_of(rank), stopped=stopped)
 
-    def _must_go(self) -> bool:
-        """Where a peer was lost, whoever does not wait for it may come to its own end, or to the next `check`."""
-        if self.doom is not None and self.doom.code in LOST:
-            inside = self.flight.open[-1:]
-            return bool(inside and inside[0].waits and time.monotonic() - inside[0].began > RAISE)
-        return True
+    def _must_exit(self, verdict: Event) -> bool:
+        """When a peer was lost, a rank that does not wait for it may finish, or get to the next `check`."""
+        inside = self.flight.open[-1:]
+        stuck = bool(inside and inside[0].waits and time.monotonic() - inside[0].began > RAISE)
+        return stuck or verdict.code not in LOST
 
-    def _pronounce(self, event: Event) -> None:
-        """Tell everybody (through rank 0), and act on it here."""
-        self._hub.send(doom=_sent(event))
-        self._doomed(event)
+    def _announce(self, event: Event) -> None:
+        """Send a verdict to all ranks (through rank 0), and accept it here."""
+        self._hub.send(verdict=_shortened(event))
+        self._accept(event)
 
-    def _doomed(self, event: Event) -> None:
-        if self.doom is not None or self._bye is not None:
+    def _accept(self, event: Event) -> None:
+        if self.verdict is not None or self._own_end is not None:
             return
         self._deadline = time.monotonic() + RAISE
         self.flight.record(event)
         stacks = self.stacks if event.code not in LOST else None
-        if stacks is not None:  # before the main thread can know, and raise
+        if stacks is not None:  # before the main thread can see the verdict and raise
             with contextlib.suppress(OSError), stacks.open("w") as out:
                 faulthandler.dump_traceback(out, all_threads=True)
-        self.doom = event
+        self.verdict = event
         _say(render.text(event))
         if stacks is not None and event.rank in (-1, self.world.rank):
             _say(f"the Python stacks of {self.world.name()} are in {stacks}")
 
-    def _end(self) -> None:
-        _aside(sys.stdout.flush)
-        _aside(sys.stderr.flush)
+    def _exit(self) -> None:
+        _in_thread(sys.stdout.flush)
+        _in_thread(sys.stderr.flush)
         os._exit(STALLED)
 
-    # What it says
+    # Messages out
 
     def _tell(self) -> None:
         beat = self._beats[self.world.rank] = self._beat()
@@ -310,86 +324,86 @@ class Watch:
             recent=tuple(flight.recent) if waits else (), busy=busy,
         )  # fmt: skip
 
-    # What it hears
+    # Messages in
 
     def _hear(self) -> None:
         try:
             for rank, message in self._hub.hear(0.25):
                 if rank >= 0:
-                    self._take(rank, message)
-                elif signal.SIGTERM in message["signals"] or self.wanted:
-                    self._want(f"SIGTERM came to {self.world.name()}")
+                    self._handle(rank, message)
+                elif signal.SIGTERM in message["signals"] or self.stop_requested:
+                    self._request_stop(f"{self.world.name()} got SIGTERM")
         except Lost as lost:
             self._lost(lost.number, lost.unreachable)
 
-    def _take(self, rank: int, message: dict[str, Any]) -> None:
+    def _handle(self, rank: int, message: dict[str, Any]) -> None:
         if isinstance(process := message.get("process"), dict):
             self._hub.processes[rank] = process
             self._beats[rank] = Beat(rank, time.monotonic())
         if "beat" in message:
             told = message["beat"] or asdict(Beat(rank))
             self._beats[rank] = Beat.from_json(told, rank=rank, heard=time.monotonic())
-        if "left" in message:
-            left = Event.from_json(message["left"])
-            self.left[left.rank] = left
+        if "departed" in message:
+            event = Event.from_json(message["departed"])
+            self.departed[event.rank] = event
             self._relay(rank, message)
-        if "doom" in message:
+        if "verdict" in message:
             self._relay(rank, message)
-            self._doomed(self._seen_here(Event.from_json(message["doom"])))
-        if "wanted" in message:
-            self._want(message["wanted"])
+            self._accept(self._seen_here(Event.from_json(message["verdict"])))
+        if "stop" in message:
+            self._request_stop(message["stop"])
 
     def _relay(self, source: int, message: dict[str, Any]) -> None:
         if self.world.first:
             self._hub.send(but=source, **message)
 
-    def _want(self, why: str) -> None:
-        """All ranks save at the next step boundary; said once."""
-        if self._told:
+    def _request_stop(self, why: str) -> None:
+        """All ranks save at the next step boundary; announced once."""
+        if self._stop_announced:
             return
-        self.wanted = self._told = True
-        self._to_save = time.monotonic() + SAVE_AFTER_SIGTERM
+        self.stop_requested = self._stop_announced = True
+        self._save_deadline = time.monotonic() + SAVE_AFTER_SIGTERM
         self.flight.mark(Mark.SIGTERM, why)
-        self._hub.send(wanted=why)
-        if self.in_loop and self.doom is None:
-            _say(f"{why}: all ranks save at the next step boundary and end with exit code {PREEMPTED}")
+        self._hub.send(stop=why)
+        if self._in_loop and self.verdict is None:
+            _say(f"{why}: all ranks save at the next step boundary and exit with code {PREEMPTED}")
 
     def _lost(self, rank: int, unreachable: bool) -> None:
-        """A connection ended without a goodbye."""
-        if rank in self.left or self._bye is not None:
+        """A connection ended, and the rank had not said that it would exit."""
+        if rank in self.departed or self._own_end is not None:
             return
-        who, last = self._hub.processes.get(rank, {}), self._beats[rank]
-        code, fields = (Code.HOST, {}) if unreachable else how_it_ended(who, self._health.oom_kills)
+        process, last = self._hub.processes.get(rank, {}), self._beats[rank]
+        code, fields = (Code.HOST, {}) if unreachable else how_it_ended(process, self._health.oom_kills)
         inside = replace(last.inside, step=last.step)
-        event = Event(code, rank, self.world.host_of(rank), inside, fields={**fields, **who})
-        if code == Code.EXIT and not fields["exit_code"]:  # in order, but without goodbye: os._exit
+        event = Event(code, rank, self.world.host_of(rank), inside, fields={**fields, **process})
+        if code == Code.EXIT and not fields["exit_code"]:  # in order, but by os._exit
             ended = Event(Code.ENDED, rank, event.host, Operation(last.operations, step=last.step))
-            self._take(rank, {"left": ended.to_json()})
+            self._handle(rank, {"departed": ended.to_json()})
         elif self.world.first:
-            self._pronounce(event)
+            self._announce(event)
         else:
-            self._doomed(event)
+            self._accept(event)
 
     def _seen_here(self, event: Event) -> Event:
-        """A lost rank may be of this host: then how it ended can be seen here."""
+        """With how the process ended, if it was on this host."""
         if event.code == Code.KILLED and "signal" not in event.fields:
             code, fields = how_it_ended(event.fields, self._health.oom_kills)
             return replace(event, code=code, fields={**event.fields, **fields})
         return event
 
 
-def _sent(event: Event) -> dict[str, Any]:
-    """For the other ranks: of a long message, its beginning."""
+def _shortened(event: Event) -> dict[str, Any]:
+    """For the other ranks: only the beginning of a long text."""
     fields = {**event.fields, "text": str(event.fields["text"])[:500]} if "text" in event.fields else event.fields
     return replace(event, fields=fields).to_json()
 
 
-def _aside(work: Callable[[], object]) -> None:
-    """Do it in another thread, and do not wait long: whoever should read our output may not."""
+def _in_thread(work: Callable[[], object]) -> None:
+    """Do it in another thread and do not wait long: nobody may be reading our output."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(1.0)
 
 
 def _say(text: str) -> None:
-    _aside(lambda: log.say(text))
+    _in_thread(lambda: log.say(text))

@@ -145,7 +145,7 @@ def test_lost_rank_counts_from_its_last_sign_of_life(story):
 
 def test_unreachable_host_without_its_rings(story):
     near = story.rank(0)
-    text = f"the host of rank 1 on {B} does not answer any more"
+    text = f"the host of rank 1 on {B} no longer answers"
     near.say(8, "host", 1, B)
     found = story.look(60)
     assert (found.kind, found.ranks, found.sentence) == ("host", (1,), text)
@@ -280,7 +280,7 @@ def test_two_hosts_that_lost_each_other(story):
     first, second = story.rank(0), story.rank(1, boot="other", address=B)
     first.say(5, "host", 1, B)
     second.say(6, "host", 0, A)
-    assert story.look(60).sentence == f"the host of rank 1 on {B} does not answer any more"
+    assert story.look(60).sentence == f"the host of rank 1 on {B} no longer answers"
 
 
 def test_port_taken(story):

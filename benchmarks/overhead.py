@@ -144,7 +144,7 @@ def measure(case: Case) -> dict:
 
 def watched(job, on: bool) -> None:
     """Turn flight record, watchdog and comparison of weights on or off."""
-    flight, watch, exchange = job.flight, job.comm.watch, job._loop.stepper.exchange
+    flight, watch, exchange = job.flight, job.comm.watchdog, job._loop.stepper.exchange
     parts = (
         (flight, {"enter": lambda *_, **__: NOTHING, "leave": lambda *_: None}),
         (watch, {"_tell": lambda: None, "_look": lambda now: None, "_hear": lambda: time.sleep(0.25)}),

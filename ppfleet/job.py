@@ -105,10 +105,10 @@ class Job:
         self.flight = run_directory.open_flight(self.directory, self.world)
         self.comm = Comm(self.world, row, self.flight, Limits(stall, stall_long))
         if self.world.alone:
-            self.comm.watch.start()
-        self.comm.watch.stacks = self.directory / "logs" / f"rank{self.world.rank}.stacks"
+            self.comm.watchdog.start()
+        self.comm.watchdog.stacks = self.directory / "logs" / f"rank{self.world.rank}.stacks"
         _crash_at_once()
-        self.comm.watch.take_sigterm()
+        self.comm.watchdog.take_sigterm()
         self.precision = Precision(amp, amp_dtype, row)
         self._state = TrainingState()
         self._loop: Loop | None = None
@@ -267,9 +267,7 @@ class Job:
 
         job.backward(F.cross_entropy(net(images), labels))
         """
-        loop = self._ready("job.backward")
-        loop.stepper.backward(loss)
-        loop.tell_watchdog()
+        self._ready("job.backward").stepper.backward(loss)
 
     def _begin_loop(self, loader: Loader) -> None:
         if self.settings.agree(self.comm, self._run, loader, self.accumulate) and self.world.first:
@@ -293,7 +291,7 @@ class Job:
         if scores is None:
             if self._loop is not None:
                 self._loop.preempt_evaluation()
-            self.comm.watch.preempted("SIGTERM in an evaluation")
+            self.comm.watchdog.preempted("SIGTERM in an evaluation")
         log.info("eval: " + ", ".join(f"{name}: {log.number(value)}" for name, value in scores.items()))
         if self.world.first:
             self.board.add(self.step, {f"eval/{name}": value for name, value in scores.items()})
@@ -315,7 +313,6 @@ class Job:
         loop = self._ready("job.save")
         with self.flight.during("save", "saving"):
             loop.saver.save(self.card, mode, metrics, repeat)
-        loop.tell_watchdog()
 
     def resume(self, source: str | Path = "auto") -> bool:
         """Resume from a checkpoint; true if there was one. Rank 0 reads it and sends it to the others.
@@ -376,7 +373,7 @@ class Job:
             self._board.close()
         self._run.release()
         if self.world.alone:
-            self.comm.watch.stop()
+            self.comm.watchdog.stop()
 
     # Details
 

@@ -1,8 +1,8 @@
 """Talking to the other ranks; the identity when alone.
 
-Three ways are used. Tensors go through collectives (gloo on CPU, NCCL on cards). Waiting for somebody who may take
-long goes through rank 0's TCP store: gloo gives up after 30 s, the store waits as long as it takes, can be
-interrupted, and fails as soon as rank 0 dies. Gradients of ranks that share a host go through its memory.
+Three ways are used. Tensors go through collectives (gloo on CPU, NCCL on cards). Waiting for a rank that may take long
+goes through rank 0's TCP store: gloo gives up after 30 s, the store waits as long as needed, can be interrupted, and
+fails as soon as rank 0 dies. Gradients of ranks that share a host go through its memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ppfleet.limits import JOIN_MARGIN, LEARN_CAUSE, SAY_WAITING
 from ppfleet.watchdog.diagnosis import Limits
 from ppfleet.watchdog.process import is_orphan
 from ppfleet.watchdog.recorder import Entry, Flight
-from ppfleet.watchdog.watchdog import Watch
+from ppfleet.watchdog.watchdog import Watchdog
 
 T = TypeVar("T")
 _INLINE = 1 << 16  # bytes of a gathered value that go through the store, which refuses more than about 12 MB
@@ -50,7 +50,7 @@ class Comm:
         self.world = world
         self.device = device
         self.flight = flight or Flight()
-        self.watch = Watch(world, self.flight, limits)
+        self.watchdog = Watchdog(world, self.flight, limits)
         self._compared: set[tuple[str, str]] = set()
         self._store: Any = None
         self._exchanges = 0  # made so far, the same on all ranks
@@ -69,13 +69,13 @@ class Comm:
             )
         store.check_master(world)
         # The token tells this start of the job from others whose records lie in the same directory.
-        news: dict[str, Any] = {"run": secrets.token_hex(6), "watch": self.watch.listen()} if world.first else {}
+        news: dict[str, Any] = {"run": secrets.token_hex(6), "watchdog": self.watchdog.listen()} if world.first else {}
         news = handshake.call(world, handshake.facts(paddle.__version__), store.patience(), news)
         self.flight.describe(run=news["run"])
-        self.watch.start(news["run"], news["watch"])
+        self.watchdog.start(news["run"], news["watchdog"])
         with self.flight.during("start", "init_parallel_env", waits=True):
             store.await_master(world)
-            # Paddle holds Python up in there, and with it the watch: should a rank die now, this ends the wait.
+            # Paddle blocks Python in there, and with it the watchdog: if a rank dies now, this ends the wait.
             faulthandler.dump_traceback_later(store.patience() + JOIN_MARGIN, exit=True)
             dist.init_parallel_env()
             faulthandler.cancel_dump_traceback_later()
@@ -111,8 +111,8 @@ class Comm:
         with self._operation("collective", what, f"[{memory.mine.size}] {memory.mine.dtype}") as entry:
 
             def check() -> None:
-                left = set(self.watch.left)  # first: whoever comes and then leaves is not missing
-                self.watch.check(what, entry.operation, left.intersection(memory.late()))
+                departed = set(self.watchdog.departed)  # first: a rank that arrives and then exits is not missing
+                self.watchdog.check(what, entry.operation, departed.intersection(memory.late()))
 
             memory.all_reduce(means, check)
 
@@ -132,7 +132,7 @@ class Comm:
                 brought = self._exchanged(entry, f"{what} {detail}")
                 if len(set(brought)) > 1:
                     shown = "; ".join(f"{each} on {self.world.name(rank)}" for rank, each in enumerate(brought))
-                    raise MismatchError(f"the ranks do not bring the same to operation #{entry.operation}: {shown}")
+                    raise MismatchError(f"the ranks pass different tensors to operation #{entry.operation}: {shown}")
                 self._compared.add((what, detail))  # on all ranks alike; one that brings another later waits here alone
             with self._translated(what, entry.operation):
                 yield
@@ -141,20 +141,13 @@ class Comm:
         """Rank 0's bytes on every rank, in pieces that stay far from gloo's time limit."""
         if self.world.alone:
             return data or b""
-        length = self.gather(len(data) if data is not None else 0, what)[0]
-        parts = []
-        for start in range(0, length, _PIECE):
-            stop = min(length, start + _PIECE)
-            if self.world.first and data is not None:
-                tensor = _as_tensor(data[start:stop])
-            else:
-                tensor = paddle.empty([stop - start], dtype="uint8")
-            parts.append(self.broadcast(tensor, what).numpy().tobytes())
-        return b"".join(parts)
+        with self._operation("meeting", what) as entry:
+            length = self._exchanged(entry, len(data or b""))[0]
+            return self._sent(entry, 0, data or b"", length)
 
     @contextmanager
     def overlapped(self, what: str) -> Iterator[None]:
-        """On cards: the backward pass in which Paddle's reducer exchanges gradients; for the watch, a collective."""
+        """On cards: the backward pass in which Paddle's reducer exchanges gradients; for the watchdog, a collective."""
         with self._operation("collective", what):
             yield
 
@@ -166,7 +159,7 @@ class Comm:
     # Waiting
 
     def gather(self, value: Any, what: str = "gather") -> list[Any]:
-        """What each rank brought, in the order of ranks. Waits for late ranks.
+        """The value of each rank, in the order of ranks. Waits for late ranks.
 
         Plain JSON data of any size: numbers, strings, None, lists, dicts with string keys; a tuple arrives as a list.
         Anything else is a CommError on every rank, also in a job of one.
@@ -195,7 +188,7 @@ class Comm:
             data = wire.encode(value)
             form, content = (_PLAIN, data) if len(data) <= _INLINE else (_LARGE, str(len(data)).encode())
         except wire.NotPlain as fault:
-            form, content = _FAULT, str(fault).encode()  # the others must learn of it: they wait
+            form, content = _FAULT, str(fault).encode()  # the others must know: they wait
         message = wire.encode([form, what]) + b"\n" + content
         with self._translated(what, entry.operation):
             self._store.set(f"{slot}/{self.world.rank}", message)
@@ -235,15 +228,15 @@ class Comm:
         return data if source == self.world.rank else b"".join(parts)
 
     def check_same(self, what: str, mine: dict[str, Any]) -> None:
-        """Raise on every rank, listing what differs on which rank, unless all brought the same (plain JSON data)."""
+        """Raise on every rank, listing what differs on which rank, unless all are equal (plain JSON data)."""
         text = json.dumps(mine, sort_keys=True)
         digests = self.gather(hashlib.sha256(text.encode()).hexdigest(), f"check of {what}")
         if len(set(digests)) > 1:
             shown = differences(self.gather(mine, f"check of {what}"), self.world.name)
-            raise MismatchError(f"the ranks brought different {what}:\n{shown}")
+            raise MismatchError(f"the ranks have different {what}:\n{shown}")
 
     def barrier(self, what: str = "barrier") -> None:
-        """Wait until every rank is here, however long that takes; after a while say who is not."""
+        """Wait until every rank is here, however long that takes; after a while say which one is not."""
         self.gather(None, what)
 
     def on_first(self, work: Callable[[], T], what: str) -> T:
@@ -299,7 +292,7 @@ class Comm:
             message = wire.encode({"name": entry.what, "error": errors.pack(failure)})
             raise
         finally:
-            # Also when interrupted: whoever waits must learn of it.
+            # Also when interrupted: the others wait for it.
             self._store.set(f"{key}/value", message)
             self._store.add(key, 1)
 
@@ -313,8 +306,8 @@ class Comm:
 
     @contextmanager
     def _operation(self, kind: str, what: str, detail: str = "") -> Iterator[Entry]:
-        """Something that all ranks do together: numbered, in the flight record, refused in a job that is doomed."""
-        self.watch.check(what)
+        """Something that all ranks do together: numbered, in the flight record, refused once there is a verdict."""
+        self.watchdog.check(what)
         entry = self.flight.enter(kind, what, detail, waits=kind != "work", numbered=True)
         try:
             yield entry
@@ -322,13 +315,13 @@ class Comm:
             self.flight.leave(entry)
 
     def _poll(self, entry: Entry, key: str, goal: int) -> None:
-        # Polling, not Store.wait: that one blocks in C++, deaf to Ctrl-C and unable to say for whom it waits.
+        # Polling, as Store.wait blocks in C++: Ctrl-C has no effect there, and it cannot say for whom it waits.
         began, said, pause, what = time.monotonic(), False, 0.0005, entry.what
         while True:
             with self._translated(what, entry.operation):
                 if self._store.add(key, 0) >= goal:
                     return
-            self.watch.check(what, entry.operation)
+            self.watchdog.check(what, entry.operation)
             if not said and time.monotonic() - began > SAY_WAITING:
                 said = True
                 log.say(f"{self.world.name()} has waited {SAY_WAITING:.0f} s in {what} for {self._missing(key, goal)}")
@@ -342,19 +335,19 @@ class Comm:
         self._store.add(f"{key}/waiting/{self.world.rank}", 1)
         time.sleep(1)
         late = [r for r in range(self.world.size) if not self._store.add(f"{key}/waiting/{r}", 0)]
-        return ", ".join(self.world.name(r) for r in late) or "nobody any more"
+        return ", ".join(self.world.name(r) for r in late) or "no rank any longer"
 
     @contextmanager
     def _translated(self, what: str, operation: int) -> Iterator[None]:
-        """The watch knows who died, and how, within moments; gloo and the store only that somebody did."""
+        """The watchdog soon knows which rank died, and how; gloo and the store only that one did."""
         try:
             yield
         except (RuntimeError, ValueError, OSError) as failure:
-            if self.watch.settled(LEARN_CAUSE, operation):
-                self.watch.check(what, operation)
+            if self.watchdog.settled(LEARN_CAUSE, operation):
+                self.watchdog.check(what, operation)
             text = foreign.telling_line(str(failure))[:300]
             raise CommError(
-                f"{what} failed on {self.world.name()}: another rank died or left ({text}); its own log has the cause",
+                f"{what} failed on {self.world.name()}: another rank died or exited ({text}); see its own log",
                 code="peer_lost",
                 operation=operation,
             ) from failure

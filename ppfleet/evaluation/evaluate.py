@@ -46,7 +46,7 @@ def _measure(model: Any, loader: Loader, metrics: Mapping[str, Callable[..., Any
                     batch = next(batches, _END)
                 if batch is _END:
                     break
-                if comm.watch.wanted:
+                if comm.watchdog.stop_requested:
                     return None
                 if not isinstance(batch, (list, tuple)):
                     raise DataError("job.evaluate needs batches of (input, *targets): make the data set return a tuple")

@@ -97,7 +97,7 @@ class Exchange:
         elif not self.comm.device.overlaps_exchange:
             finite = finite and self._all_finite(gradients)
         probed, total = self._probe()
-        mine = loss if math.isfinite(loss) else 0.0, not finite, rate, self.comm.watch.wanted, total
+        mine = loss if math.isfinite(loss) else 0.0, not finite, rate, self.comm.watchdog.stop_requested, total
         tail[_VITALS * rank : _VITALS * (rank + 1)] = mine
         self._sum("all-reduce of gradients")
         table = self._total[self._sums :].copy()

@@ -38,6 +38,7 @@ class Loop:
     ) -> None:
         self.stepper, self.saver, self.board = stepper, saver, board
         self.comm, self.state = stepper.comm, stepper.state
+        self.comm.watchdog.training = self.state  # SIGTERM is handled by what it says
         self._begin, self._save = begin, save
         self._save_every, self._log_every = save_every, log_every
         self._epochs = 0  # that the script asks for; 0: unknown
@@ -54,14 +55,12 @@ class Loop:
         try:
             for epoch in range(state.epoch, count):
                 state.enter_epoch(epoch)
-                self.tell_watchdog()
                 seed_all(self.saver.seed, epoch)
                 yield epoch
                 state.leave_epoch()
                 self.saver.amend()
         finally:
             state.leave_epochs()
-            self.tell_watchdog()
 
     def steps(self, loader: Loader) -> Iterator[Any]:
         """The batches that remain of this epoch's loop over `loader`."""
@@ -91,7 +90,6 @@ class Loop:
             flight.unwind(depth)
             if state.running:
                 state.leave_loop()
-            self.tell_watchdog()
 
     def _start(self, loader: Loader) -> bool:
         """Check and announce a loop over `loader`; false if the checkpoint has done it already."""
@@ -113,7 +111,6 @@ class Loop:
             self.saver.amend()
             loader.begin(state.order_key, state.position, TRAINING)
             self._begin(loader)
-            self.tell_watchdog()
         return starts
 
     def _next_batch(self, batches: Iterator[Any], progress: log.Progress) -> Any:
@@ -152,15 +149,10 @@ class Loop:
         if state.unsaved and not state.done and not state.torn:
             self._save(True)
             self._end_preempted()
-        self.comm.watch.preempted("SIGTERM in an evaluation")
+        self.comm.watchdog.preempted("SIGTERM in an evaluation")
 
     def _end_preempted(self) -> NoReturn:
         text = f"stopping after SIGTERM: saved at step {self.state.step}; run the same command again to resume"
         log.info(f"{text} (exit code {PREEMPTED})")
         self.board().close()
-        self.comm.watch.preempted(text)
-
-    def tell_watchdog(self) -> None:
-        """On SIGTERM it must know whether a step boundary is ahead and whether anything is unsaved."""
-        self.comm.watch.in_loop = self.state.running or self.state.in_epochs
-        self.comm.watch.unsaved = self.state.unsaved
+        self.comm.watchdog.preempted(text)

@@ -186,7 +186,7 @@ def ends_in_a_sum(path, way):
     ("way", "told"),
     [
         ("killed", "rank 1 on 127.0.0.1 was killed by SIGKILL"),
-        ("raised", "rank 1 on 127.0.0.1 left before it (ValueError: something is wrong)"),
+        ("raised", "rank 1 on 127.0.0.1 exited before it (ValueError: something is wrong)"),
     ],
 )
 def test_a_rank_that_ends_in_the_middle_of_a_sum(tmp_path, way, told):
@@ -342,7 +342,10 @@ def test_sigterm_saves_once_and_the_same_command_goes_on(tmp_path, undisturbed, 
     os.killpg(victims.processes[to].pid, signal.SIGTERM)
     codes, outputs = victims.end()
     assert codes == [PREEMPTED] * ranks, outputs
-    assert f"SIGTERM came to rank {to}" in outputs[0] and "stopping after SIGTERM: saved at step" in outputs[0]
+    assert (
+        f"rank {to} on 127.0.0.1 got SIGTERM: all ranks save" in outputs[0]
+        and "stopping after SIGTERM: saved at step" in outputs[0]
+    )
     checkpoints = [path.name for path in victims.run.glob("checkpoints/0*")]
     assert len(checkpoints) == 1 and saved_step(tmp_path) >= 10  # one, of the very step
     steps = max(e.step for r in victims.run.glob("flight/*.ring") for e in recorder.read(r).entries)

@@ -180,7 +180,7 @@ def test_waiting_for_a_rank_that_left_ends(tmp_path, what):
     ends = start(leaving, 3, tmp_path, what).wait(30)
     for end in (ends[0], ends[2]):
         assert end.error is not None and end.error[0] == "CommError"
-        assert "saving cannot go on: rank 1 on 127.0.0.1 left before it" in end.error[1]
+        assert "saving cannot continue: rank 1 on 127.0.0.1 exited before it" in end.error[1]
 
 
 def late():

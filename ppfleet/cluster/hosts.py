@@ -55,22 +55,24 @@ def own(hosts: Sequence[str], env: Mapping[str, str] | None = None) -> str:
         same = [host for host in hosts if host == said or set(resolve(host)) & set(resolve(said))]
         if same:
             return same[0]
-        raise WorldError(f"POD_IP={said} is none of {', '.join(hosts)}")
+        raise WorldError(f"POD_IP={said} is not one of {', '.join(hosts)}")
     mine = [host for host in hosts if interface_of(host)]
     if len(mine) == 1:
         _check_reachable(mine[0], hosts)
         return mine[0]
     if mine:
-        raise WorldError(f"{' and '.join(mine)} are both this machine: say which one it is, such as POD_IP={mine[0]}")
+        raise WorldError(
+            f"{' and '.join(mine)} are both this machine: set POD_IP to the one to use, such as POD_IP={mine[0]}"
+        )
     shown = ", ".join(address for address in addresses() if not ipaddress.ip_address(address).is_loopback)
     raise WorldError(
         f"none of {', '.join(hosts)} is an address of this machine, which has {shown or 'loopback alone'}: "
-        f"correct the list, or say POD_IP=<its address in the list>"
+        f"correct the list, or set POD_IP=<its address in the list>"
     )
 
 
 def _check_reachable(host: str, all_hosts: Sequence[str]) -> None:
-    """A name that stands for loopback, as Debian's installer writes it, is of no use to the other machines."""
+    """Refuse a name that resolves to loopback, as Debian's installer sets it up: other machines cannot use it."""
     found = resolve(host)
     if len(all_hosts) > 1 and found != [host.strip("[]")] and all(ipaddress.ip_address(a).is_loopback for a in found):
         shown = ", ".join(address for address in addresses() if not ipaddress.ip_address(address).is_loopback)
@@ -97,6 +99,6 @@ def start_port(env: Mapping[str, str]) -> int:
     for name in ("PADDLE_START_PORT", "FLAGS_START_PORT"):
         if text := env.get(name, ""):
             if not re.fullmatch("[0-9]{1,5}", text) or not 1024 < int(text) < 65000:
-                raise WorldError(f"{name}={text} is no port from 1025 to 64999")
+                raise WorldError(f"{name} must be a port from 1025 to 64999, got {text!r}")
             return int(text)
     return 0

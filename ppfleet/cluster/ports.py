@@ -1,4 +1,4 @@
-"""Who has a port."""
+"""Which process uses a port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ppfleet.cluster import hosts
 
 
 def port_holder(host: str, port: int) -> str:
-    """Who listens there; nothing where nobody does."""
+    """The process that listens there; "" if none does."""
     address = next(iter(hosts.resolve(host)), host)
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

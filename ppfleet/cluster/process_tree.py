@@ -1,4 +1,4 @@
-"""Runs a command and sees to it that nothing of it is left behind: not when it ends, not when whoever started it dies.
+"""Runs a command and leaves none of its processes behind: not when it ends, and not when the process above dies.
 
     python process_tree.py <pid of the parent> <seconds of grace> <command> …
 
@@ -45,7 +45,7 @@ def main(parent: int, grace: float, command: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     adopt()
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked to be told
+    if os.getppid() != parent:  # it died before prctl
         return 128 + signal.SIGTERM
 
     def prepare() -> None:
@@ -68,7 +68,7 @@ def main(parent: int, grace: float, command: list[str]) -> int:
             break
     end_below(0 if stopped else _LEFTOVER_GRACE, child)
     if stopped:
-        return 128 + stopped  # whatever it said then, it did not come to its end
+        return 128 + stopped  # whatever its exit code, it did not finish
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

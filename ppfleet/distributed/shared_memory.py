@@ -6,7 +6,7 @@ A rank fills its area and meets the others; each adds up a part of everybody's, 
 again, and the sum is there. So every rank reads the same bits, and the same in every run.
 
 The memory has no name: the others open rank 0's `memfd` through /proc. However the job ends, nothing stays behind, and
-it is allocated before it is used: want of it is an error at the start, not a SIGBUS later.
+it is allocated before it is used: too little memory is an error at the start, not a SIGBUS later.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Shared:
     def all_reduce(self, means: int, check: Callable[[], None]) -> None:
         """`total` becomes the sum of everybody's `mine`; its first `means` elements are divided by the number of ranks.
 
-        `check` is called again and again while this rank waits, and raises if that is in vain.
+        `check` is called again and again while this rank waits, and raises if waiting is pointless.
         """
         if self._broken:
-            raise CommError("an earlier sum through shared memory was interrupted: the ranks are not together any more")
+            raise CommError("an earlier sum through shared memory was interrupted: the ranks are out of step")
         self._broken = True
         self._meet(check)
         self._add(means)
@@ -63,7 +63,7 @@ class Shared:
         self._broken = False
 
     def late(self) -> list[int]:
-        """Whom this rank waits for."""
+        """The ranks that this one waits for."""
         return [rank for rank, turn in enumerate(self._arrived.tolist()) if turn < self._turn]
 
     def _add(self, means: int) -> None:

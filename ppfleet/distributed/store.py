@@ -1,4 +1,4 @@
-"""Rank 0's TCP store: what is wrong before Paddle starts it, the wait for it, and calls that no signal breaks."""
+"""Rank 0's TCP store: checks before Paddle starts it, the wait for it, and calls that no signal interrupts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ppfleet.errors import CommError, WorldError
 
 
 class Store:
-    """Paddle's store. A signal that comes while it waits for an answer would fail it (EINTR), and with it the save that
-    SIGTERM asks for: signals wait, or another thread takes them."""
+    """Paddle's store. A signal during a call would make it fail (EINTR), and with it the save that SIGTERM asks for: so
+    signals are blocked in this thread for the time of a call."""
 
     def __init__(self, world: World) -> None:
         """The one that `init_parallel_env` has made."""
@@ -31,20 +31,20 @@ class Store:
         _send_at_once(world)
 
     def set(self, key: str, value: bytes) -> None:
-        with _signals_wait():
+        with _signals_blocked():
             self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        with _signals_wait():
+        with _signals_blocked():
             return bytes(self._store.get(key))
 
     def add(self, key: str, amount: int) -> int:
-        with _signals_wait():
+        with _signals_blocked():
             return int(self._store.add(key, amount))
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
@@ -53,7 +53,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def check_master(world: World) -> None:
-    """Find out in a sentence what Paddle would answer with a C++ abort, or not at all."""
+    """Raise a clear error where Paddle would abort in C++, or hang."""
     host, _, port = world.master.rpartition(":")
     if not world.first:
         return
@@ -64,19 +64,19 @@ def check_master(world: World) -> None:
         except OSError as failure:
             if failure.errno == errno.EADDRINUSE:
                 raise CommError(
-                    f"port {port} of {host}, where rank 0's store must listen, is taken by another process; "
-                    f"end that one, or choose others with `--start_port`",
+                    f"port {port} of {host}, where rank 0's store must listen, is in use by another process; "
+                    f"end that one, or choose other ports with `--start_port`",
                     code="port_taken",
                 ) from None
-            # Paddle's launcher makes every host rank 0 that it does not find in the list.
+            # Paddle's launcher makes a host rank 0 if it does not find it in the list.
             raise WorldError(
-                f"this process is rank 0 at {host}, but {host} is no address of this machine ({failure.strerror}): "
+                f"this process is rank 0 at {host}, but {host} is not an address of this machine ({failure.strerror}): "
                 f"start it with `python -m ppfleet launch`, or add `--host <own address in the list>`"
             ) from None
 
 
 def patience() -> float:
-    """Seconds in which all ranks must have come."""
+    """Seconds for all ranks to join."""
     text = os.environ.get("PPFLEET_WAIT", str(limits.JOIN))
     try:
         seconds = float(text)
@@ -88,7 +88,7 @@ def patience() -> float:
 
 
 def await_master(world: World) -> None:
-    """Wait until rank 0's store listens, which it does at once after the roll call."""
+    """Wait until rank 0's store listens, which it does right after the handshake."""
     host, _, port = world.master.rpartition(":")
     if world.first:
         return
@@ -105,7 +105,8 @@ def await_master(world: World) -> None:
 
 
 def _send_at_once(world: World) -> None:
-    """Turn off Nagle's algorithm on the store's connections: with it, as Paddle leaves them, an answer takes 44 ms."""
+    """Turn off Nagle's algorithm on the store's connections: with it, as Paddle leaves them, an answer takes 44 ms.
+    Paddle's TCPStore has neither an option for it nor a way to its sockets (checked up to 3.3)."""
     port = int(world.master.rpartition(":")[2])
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,1 +1,1 @@
-"""What a rank did last, and who notices when it stands still or dies: recorder, watchdog thread, diagnosis."""
+"""What a rank did last, and what notices when it stalls or dies: recorder, watchdog thread, diagnosis."""

@@ -1,7 +1,7 @@
-"""From where all ranks are: does nothing go on, whose doing is it, and what do the others wait for? Pure.
+"""From where all ranks are: is the job stuck, which rank caused it, and what do the others wait for? Pure.
 
-`diagnose` is asked by the watchdog of rank 0, whom each rank tells once a second what it is in, and by `why`, which
-reads the same from flight records. A rank that waits for others is never the one who is late.
+`diagnose` is called by rank 0's watchdog, which gets a beat from each rank once a second, and by `why`, which reads the
+same from flight records. A rank that waits for others is never the late one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Limits:
 
     stall: float = STALL  # while others wait in a collective
     long: float = STALL_LONG  # where nobody waits in a collective, and no work is done
-    stopped: float = float("inf")  # while a process is stopped, whoever waits for it
+    stopped: float = float("inf")  # while a process is stopped
     outside: bool = False  # whether a rank that is in nothing counts; live, that may be a person at a notebook
 
     @property
@@ -36,7 +36,7 @@ class Beat:
     """Where a rank is. Seconds are counted from `heard`, so that clocks need not agree."""
 
     rank: int
-    heard: float = 0.0  # by the clock of whoever judges
+    heard: float = 0.0  # by the clock of the process that diagnoses
     host: str = ""
     operations: int = 0  # number of its newest collective or meeting
     inside: Operation = field(default_factory=Operation)
@@ -75,7 +75,7 @@ class Beat:
 
 
 def diagnose(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
-    """What is wrong, from the newest beat of each rank; nothing while all may still be well."""
+    """What is wrong, from the newest beat of each rank; None while nothing may be."""
     return (
         _stopped(beats, now, limits)
         or _diverged(beats, now)
@@ -91,8 +91,8 @@ def _stopped(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
 
 
 def _diverged(beats: Sequence[Beat], now: float) -> Event | None:
-    """Two ranks wait, and at the number where one of them is the other was in something else: neither will ever come.
-    (A rank may also be behind in the same operation, because the network has not brought it the end of it.)"""
+    """Two ranks wait, and at the number where one of them is the other was in something else: they will never meet.
+    (A rank may also be behind in the same operation, because the result has not reached it yet.)"""
     stuck = [
         b for b in beats if b.waits and b.age > DIVERGED and now - b.heard < BEAT_NEW and b.inside.kind != Kind.START
     ]
@@ -112,7 +112,7 @@ def _diverged(beats: Sequence[Beat], now: float) -> Event | None:
 
 
 def _late(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
-    """Somebody has waited too long: the one who is late has not come to that operation."""
+    """A rank has waited too long: the late one has not reached that operation."""
     heard = [b for b in beats if b.waits and now - b.heard < BEAT_FRESH]
     limit = {True: limits.stall, False: limits.silent}
     waiting = [b for b in heard if b.waited(now) > limit[b.inside.kind == Kind.COLLECTIVE]]
@@ -127,7 +127,7 @@ def _late(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
     quiet = now - culprit.heard
     works = quiet < BEAT_FRESH and (culprit.busy >= _WORKS or first.waited(now) < limits.long)
     if first.inside.kind != Kind.COLLECTIVE and (works or BEAT_FRESH < quiet < limits.silent):
-        return None  # through the store, work may take as long as it takes
+        return None  # on the store, ranks wait for work however long it takes
     ranks = tuple(b.rank for b in heard if b.operations == first.operations)
     uneven = limits.outside and first.in_step and _out_of_loop(culprit)
     event = culprit.event(Code.UNEVEN if uneven else Code.STALL, now, ended=culprit.ended)
@@ -141,13 +141,13 @@ def _out_of_loop(beat: Beat) -> bool:
 
 
 def _silent(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
-    """A rank whose host answers, but not its watchdog: stopped, or Python held up by one call. Nobody waits for it in a
-    collective: that would be `_late`."""
+    """A rank whose host answers, but not its watchdog: stopped, or Python blocked by one call. No rank waits for it in
+    a collective: that would be `_late`."""
     return next((b.event(Code.STALL, now) for b in beats if now - b.heard > limits.long), None)
 
 
 def _idle(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
-    """Nobody waits for it, but it neither goes on nor computes: a data set on a dead disk, a worker that hangs."""
+    """No rank waits for it, but it makes no progress and uses no CPU: a dead disk, a worker that hangs."""
     for beat in sorted(beats, key=lambda b: -b.idled(now)):
         inside = not beat.ended and (beat.inside.kind or limits.outside)
         if inside and not beat.waits and beat.idled(now) > limits.long and beat.busy < _WORKS:

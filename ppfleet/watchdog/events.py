@@ -44,14 +44,14 @@ class Code(_Name):
 
     # a rank died
     KILLED = "killed"  # by a signal, or without anything known of it
-    OOM = "oom"  # by Linux, as there was no memory left
+    OOM = "oom"  # by the OOM killer
     EXIT = "exit"  # with an exit code
     HOST = "host"  # with its host, or the network to it
     GONE = "gone"  # all at once
     # nothing goes on
     STALL = "stall"  # of a rank; of nobody alone: the network
     STOPPED = "stopped"
-    MISMATCH = "mismatch"  # the ranks diverged, or brought different things
+    MISMATCH = "mismatch"  # the ranks diverged, or have different settings
     UNEVEN = "uneven"  # … because one had fewer batches
     STRAGGLER = "straggler"
     # the rank's own account
@@ -72,7 +72,7 @@ class Code(_Name):
 
 
 LOST = (Code.KILLED, Code.OOM, Code.EXIT, Code.HOST)  # a peer is gone: the others may catch that
-VERDICTS = (*LOST, Code.STALL, Code.STOPPED, Code.MISMATCH, Code.UNEVEN)  # what a watchdog pronounces
+VERDICTS = (*LOST, Code.STALL, Code.STOPPED, Code.MISMATCH, Code.UNEVEN)  # what a watchdog announces
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Event:
     """Something that happened to a rank, or that it did."""
 
     code: Code
-    rank: int = -1  # whose doing it was; -1: nobody's alone
+    rank: int = -1  # that caused it; -1: no single rank
     host: str = ""  # its address in the job's list
     operation: Operation = Operation()  # what it was in
     seconds: float = 0.0  # for how long
@@ -116,7 +116,7 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """A ValueError if that is no event. Last words of version 0.1.0 are taken, too."""
+        """A ValueError if that is not an event. Events of version 0.1.0 are accepted, too."""
         try:
             data = data if "code" in data and "fields" in data else _of_0_1(data)
             waiting = tuple(

@@ -1,4 +1,4 @@
-"""What Linux and Python say of a process: which machine, how it is, how it ended, where its code is. Pure."""
+"""What Linux and Python know about a process: its machine, its state, how it ended, where its code is. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def user_line(trace: Any) -> str:
 
 
 def this_host() -> str:
-    """Which start of which machine, or container, this is: where it is the same, so are the numbers of processes."""
+    """Identifies this boot of this machine, or container: where it is the same, process ids mean the same."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return " ".join([boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("net", "pid"))])
@@ -53,17 +53,17 @@ def this_host() -> str:
 
 
 def oom_kills() -> int:
-    """How many processes Linux has killed for want of memory since it was started."""
+    """How many processes the OOM killer has killed since Linux was started."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())["oom_kill"])
     return 0
 
 
 def process_state(pid: int, started: float = float("inf")) -> tuple[str, int | None]:
-    """Of the process that had that number then: `running`, `stopped` or `gone`; of a zombie also its wait() status."""
+    """`running`, `stopped` or `gone`: the process that had that id at that time; of a zombie also its wait() status."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if psutil.Process(pid).create_time() > started + 2:  # the number went to a new process
+        if psutil.Process(pid).create_time() > started + 2:  # the id was reused
             return "gone", None
         if fields[0] in ("Z", "X"):
             return "gone", int(fields[-1])
@@ -91,17 +91,17 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 def was_launched() -> bool:
-    """Whether Paddle's launcher started this process: it tells each trainer where its logs are."""
+    """Whether Paddle's launcher started this process: it sets the log directory of each trainer."""
     return all(os.environ.get(name) for name in ("PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT", "PADDLE_LOG_DIR"))
 
 
 def is_orphan() -> bool:
-    """Whether the launcher that started this process is gone: nobody would end its job."""
+    """Whether the launcher that started this process has ended: nobody would end the job."""
     return was_launched() and launcher() is None
 
 
 class Health:
-    """How this process is, whose training loop runs in the thread that makes this."""
+    """State of this process; the training loop runs in the thread that creates this."""
 
     def __init__(self) -> None:
         self._trainer = threading.get_native_id()
@@ -117,7 +117,7 @@ class Health:
 
     def busy(self, progress: float) -> float:
         """The share of a core that the loop's thread and the process's children have used since they were first seen
-        idle. Not the other threads: the store's and the watch's are never idle; those that compute follow the loop."""
+        idle. Not the other threads: the store's and the watchdog's never rest; those that compute follow the loop."""
         used, now = _thread_seconds(self._trainer), time.monotonic()
         for each in self._process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -138,7 +138,7 @@ def _thread_seconds(thread: int) -> float:
 
 
 def how_it_ended(who: Mapping[str, Any], oom_before: int) -> tuple[Code, dict[str, Any]]:
-    """How a process of this host ended: Linux keeps that until its parent has asked. Elsewhere nothing is known."""
+    """How a process of this host ended: Linux keeps that until its parent has asked. Unknown for other hosts."""
     for _ in range(20) if who.get("boot") == this_host() else ():
         state, status = process_state(who["pid"])
         if status is not None:

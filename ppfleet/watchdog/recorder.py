@@ -3,7 +3,7 @@
     <run>/flight/<start>-rank3.ring        one for each rank and start; <log dir>/rank3.ring is a link to the newest
 
 A ring is one file, mapped into memory: writing an entry is a copy of some bytes, and what was written is there after
-SIGKILL. It holds who the rank is (`facts`), a pulse that the watch renews every second, where its time went since it
+SIGKILL. It holds who the rank is (`facts`), a pulse that the watchdog renews every second, where its time went since it
 asked for its first batch (`spent`), the event that ended the rank, and the newest entries: each an operation with its
 number, shape, source line, and when it was entered and left.
 """
@@ -36,7 +36,7 @@ KINDS = tuple(Kind)  # stored as their place in here
 
 _FACTS, _PULSE, _EVENT, _SLOTS = 0, 8192, 12288, 28672  # where each part begins
 _LENGTH = struct.Struct("<I")
-_BEAT = struct.Struct("<ddQQQ")  # time, CPU seconds, memory in use, memory available, kills for want of memory
+_BEAT = struct.Struct("<ddQQQ")  # time, CPU seconds, memory in use, memory available, OOM kills
 _SPENT = _PULSE + 64
 _SUMS = struct.Struct("<Q6d")  # the fields of Spent
 _SLOT = struct.Struct("<QddIIBB48s64s88s")  # number, entered, left, step, operation, kind, waits; what, where, detail
@@ -56,11 +56,11 @@ class Entry:
     step: int  # steps of the optimizer done by then
     operation: int  # collectives and meetings have numbers, the same on all ranks; else 0
     kind: str  # a Kind
-    waits: bool  # for other ranks: whoever waits is not the one who is late
+    waits: bool  # for other ranks: a rank that waits is not the late one
     what: str
     where: str  # file:line of the user's code
     detail: str  # shape and dtype of a collective, place in training of a step, the text of a mark
-    began: float = 0.0  # the same as `entered` by a clock that nobody sets; not stored
+    began: float = 0.0  # the same as `entered` by the monotonic clock; not stored
 
     def as_operation(self, at: str = "") -> Operation:
         return Operation(self.operation, self.kind, self.what, self.detail, self.where, self.step, at)
@@ -68,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Pulse:
-    """How the process was when its watch last looked."""
+    """The state of the process when its watchdog last looked."""
 
     time: float = 0.0
     cpu: float = 0.0  # seconds, of the process and its loader workers
@@ -82,7 +82,7 @@ class Spent:
     """Seconds since a rank asked for its first batch, added up by what it was in; what is left of `span` is its own."""
 
     steps: int = 0  # batches that it trained on
-    span: float = 0.0  # from the first batch asked for to the end of whatever ended last
+    span: float = 0.0  # from asking for the first batch to the newest end of an entry
     data: float = 0.0  # waiting for the next batch
     step: float = 0.0  # in steps, of which
     waited: float = 0.0  # … in operations that all ranks do together
@@ -112,9 +112,9 @@ class Flight:
         self.progress = time.monotonic()  # when the last entry was entered or left
         self.open: list[Entry] = []  # what this rank is in, the innermost last
         self.spent = Spent()
-        self._began = 0.0  # when the first batch was asked for, by a clock that nobody sets
+        self._began = 0.0  # when the first batch was asked for, by the monotonic clock
         self.recent: deque[Operation] = deque(maxlen=8)  # the numbered ones
-        self._numbers = itertools.count(1)  # also for the watch's thread
+        self._numbers = itertools.count(1)  # also for the watchdog's thread
         self._places: dict[tuple[Any, int], bytes] = {}
         size = _SLOTS + slots * _SLOT.size
         if path is None:
@@ -174,7 +174,7 @@ class Flight:
         return entry
 
     def leave(self, entry: Entry) -> None:
-        """It is over; so is whatever began inside of it."""
+        """An operation ends, and with it all that began inside it."""
         now, self.progress = time.time(), time.monotonic()
         while self.open:
             last = self.open.pop()
@@ -234,7 +234,7 @@ class Flight:
         _BEAT.pack_into(self._map, _PULSE, pulse.time, pulse.cpu, pulse.memory, pulse.available, pulse.oom_kills)
 
     def record(self, event: Event) -> None:
-        """What ends this rank, the first time: what comes after is a consequence."""
+        """What ends this rank. Only the first call counts: what follows is a consequence."""
         if not _get(self._map, _EVENT, _SLOTS):
             told = str(event.fields.get("text", ""))
             fields = {**event.fields, **({"text": told[:3500]} if told else {})}

@@ -342,10 +342,8 @@ def test_sigterm_saves_once_and_the_same_command_goes_on(tmp_path, undisturbed, 
     os.killpg(victims.processes[to].pid, signal.SIGTERM)
     codes, outputs = victims.end()
     assert codes == [PREEMPTED] * ranks, outputs
-    assert (
-        f"rank {to} on 127.0.0.1 got SIGTERM: all ranks save" in outputs[0]
-        and "stopping after SIGTERM: saved at step" in outputs[0]
-    )
+    assert re.search(rf"rank {to}( on 127.0.0.1)? got SIGTERM: all ranks save", outputs[0]), outputs
+    assert "stopping after SIGTERM: saved at step" in outputs[0]
     checkpoints = [path.name for path in victims.run.glob("checkpoints/0*")]
     assert len(checkpoints) == 1 and saved_step(tmp_path) >= 10  # one, of the very step
     steps = max(e.step for r in victims.run.glob("flight/*.ring") for e in recorder.read(r).entries)

@@ -207,7 +207,7 @@ def test_which_node_this_is(repo):
     code, output = Node(repo, command, env).end()
     assert code == 2 and "none of 198.51.100.1, 198.51.100.2 is an address of this machine" in output
     code, output = Node(repo, command, {"POD_IP": "198.51.100.9"}).end()
-    assert code == 2 and "POD_IP=198.51.100.9 is none of" in output
+    assert code == 2 and "POD_IP=198.51.100.9 is not one of" in output
 
 
 @pytest.mark.two_hosts

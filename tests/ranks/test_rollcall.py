@@ -119,7 +119,7 @@ def test_a_host_that_takes_itself_for_rank_0(tmp_path):
     ports = free_ports(2)
     env = environment(0, [f"198.51.100.7:{ports[0]}", f"198.51.100.8:{ports[1]}"])
     (end,) = start(joined, 1, tmp_path, "9.9", "", env=env).wait(60)
-    assert end.error[0] == "WorldError" and "198.51.100.7 is no address of this machine" in end.error[1]
+    assert end.error[0] == "WorldError" and "198.51.100.7 is not an address of this machine" in end.error[1]
     assert "python -m ppfleet launch" in end.error[1]
 
 

@@ -115,7 +115,9 @@ def test_wrong_values(capsys, words, said):
 
 
 def test_wrong_start_port_of_the_environment(capsys):
-    assert "FLAGS_START_PORT=http is no port" in refused(capsys, env={"FLAGS_START_PORT": "http"})
+    assert "FLAGS_START_PORT must be a port from 1025 to 64999, got 'http'" in refused(
+        capsys, env={"FLAGS_START_PORT": "http"}
+    )
 
 
 def test_on_cards():

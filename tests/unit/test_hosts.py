@@ -44,7 +44,7 @@ def test_own_address(listed, mine, interface):
             "none of 192.168.7.2, nobody is an address of this machine, which has 192.168.7.1",
         ),
         (["192.168.7.1", "me"], {}, "192.168.7.1 and me are both this machine"),
-        (["192.168.7.1"], {"POD_IP": "192.168.7.2"}, "POD_IP=192.168.7.2 is none of 192.168.7.1"),
+        (["192.168.7.1"], {"POD_IP": "192.168.7.2"}, "POD_IP=192.168.7.2 is not one of 192.168.7.1"),
         (["debian", "peer"], {}, "debian is 127.0.1.1 on this machine, where no other can reach it"),
     ],
 )

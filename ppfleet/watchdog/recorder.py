@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -194,21 +194,13 @@ class Flight:
             if not entry.waits or len(self.open) > 1 or self.open[0].kind != "step":
                 return
             spent.waited += seconds
-        elif entry.kind == "step":
-            spent.step += seconds
-            spent.steps += 1
-        elif entry.kind == "data":
-            spent.data += seconds
-        elif entry.kind == "evaluate":
-            spent.evaluate += seconds
-        elif entry.kind == "save":
-            spent.save += seconds
+        elif entry.kind in ("data", "step", "evaluate", "save"):  # the names of the sums, too
+            setattr(spent, entry.kind, getattr(spent, entry.kind) + seconds)
+            spent.steps += entry.kind == "step"
         else:
             return
         spent.span = self.progress - self._began
-        _SUMS.pack_into(
-            self._map, _SPENT, spent.steps, spent.span, spent.data, spent.step, spent.waited, spent.evaluate, spent.save
-        )
+        _SUMS.pack_into(self._map, _SPENT, *astuple(spent))
 
     def unwind(self, depth: int) -> None:
         """Leave everything that was entered since there were `depth` open entries."""

@@ -38,6 +38,7 @@ def measure(meeting: Meeting) -> Network | None:
 
 def _receive(peer: socket.socket) -> Network:
     peer.settimeout(limits.MEASURE)
+    _read(peer, bytearray(1))  # the other host has read its last message, and would take no ping for a part of it
     turns = []
     for _ in range(_PINGS):
         asked = time.perf_counter()
@@ -58,6 +59,7 @@ def _receive(peer: socket.socket) -> Network:
 
 def _send(peer: socket.socket) -> None:
     peer.settimeout(limits.MEASURE)
+    peer.sendall(b"r")  # ready
     while _read(peer, bytearray(1)) == b"p":
         peer.sendall(b"p")
     piece, sent, deadline = b"m" + bytes(_PIECE), 0, time.monotonic() + _SECONDS

@@ -1,4 +1,4 @@
-"""The measurement of the network between nodes, which are threads here: a result on the first, and messages after it."""
+"""Measuring the network between nodes (threads): the first gets a result, and messages still arrive."""
 
 import socket
 import threading

@@ -225,7 +225,7 @@ def test_a_taken_store_port_is_said(tmp_path):
             late, 1, tmp_path, env={**env, "PADDLE_TRAINER_ID": "0", "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{port}"}
         )
         (end,) = running.wait(30)
-    assert end.error is not None and f"port {port} of 127.0.0.1" in end.error[1] and "taken" in end.error[1]
+    assert end.error is not None and f"port {port} of 127.0.0.1" in end.error[1] and "in use" in end.error[1]
 
 
 def meetings_under_signals():

@@ -59,7 +59,7 @@ class Training:
             self.saver = Saver(run, seed, self.net, self.stepper, parameters)
 
     def close(self) -> None:
-        self.comm.watch.stop()
+        self.comm.watchdog.stop()
         if hasattr(self, "run"):
             self.run.release()
 

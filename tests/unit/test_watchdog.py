@@ -9,13 +9,14 @@ from dataclasses import asdict
 
 import pytest
 
+from ppfleet.cluster.link import Lost
 from ppfleet.distributed.world import World
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
 from ppfleet.limits import RAISE, SAVE_AFTER_SIGTERM, UNREACHABLE
+from ppfleet.training.state import TrainingState
 from ppfleet.watchdog import recorder, watchdog
 from ppfleet.watchdog.diagnosis import Beat, Limits
 from ppfleet.watchdog.events import Code, Event, Kind, Operation
-from ppfleet.watchdog.hub import Gone
 
 GRADIENTS = "all-reduce of gradients"
 
@@ -39,11 +40,11 @@ class FakeHub:
     """In place of the connections: the test says what is heard, and sees what is sent. The watchdog's thread makes one
     round for each `turn`."""
 
-    bell = -1
+    wakeup_fd = -1
 
-    def __init__(self, world, me):
-        self.who = {rank: {"pid": 0, "boot": "elsewhere"} for rank in range(world.size)}
-        self.who[world.rank] = me
+    def __init__(self, world, process):
+        self.processes = {rank: {"pid": 0, "boot": "elsewhere"} for rank in range(world.size)}
+        self.processes[world.rank] = process
         self.sent = []
         self._rounds, self._made, self._changed = [], -1, threading.Condition()
 
@@ -53,10 +54,10 @@ class FakeHub:
     def join(self, token, port):
         pass
 
-    def ring(self):
-        self._give((-1, {"bell": b"\0"}))
+    def wake(self):
+        self._give((-1, {"signals": b"\0"}))
 
-    def send(self, apart=-1, **message):
+    def send(self, but=-1, **message):
         self.sent.append(message)
 
     def messages(self, name):
@@ -105,7 +106,7 @@ class Rank:
         endpoints = tuple(f"127.0.0.1:{6000 + number}" for number in range(3))
         self.flight = recorder.Flight(ring, {"rank": rank, "size": 3, "pid": os.getpid()})
         world = World(rank, 3, rank, 3, endpoints, endpoints[0])
-        self.watch = watchdog.Watch(world, self.flight, limits or Limits(stall=25, long=1800))
+        self.watch = watchdog.Watchdog(world, self.flight, limits or Limits(stall=25, long=1800))
         self.hub = self.watch._hub
         self.watch.start()
         self.hub.turn()
@@ -140,7 +141,7 @@ def rank(monkeypatch):
 
 
 def lost(number, unreachable=False):
-    return Gone(number, unreachable)
+    return Lost(unreachable, number)
 
 
 # A lost peer
@@ -153,8 +154,8 @@ def killed(who, oom_kills):
 def test_rank_0_tells_everybody_who_was_lost_and_how(rank, tmp_path):
     first = rank(how_it_ended=killed, ring=tmp_path / "0-rank0.ring")
     first.hub.turn(lost(1))
-    (doom,) = first.hub.messages("doom")
-    assert (doom["code"], doom["rank"], doom["fields"]["signal"]) == (Code.KILLED, 1, 9)
+    (verdict,) = first.hub.messages("verdict")
+    assert (verdict["code"], verdict["rank"], verdict["fields"]["signal"]) == (Code.KILLED, 1, 9)
     recorded = recorder.read(tmp_path / "0-rank0.ring").event
     assert (recorded.code, recorded.rank) == (Code.KILLED, 1)
     with pytest.raises(CommError) as raised:
@@ -165,18 +166,18 @@ def test_rank_0_tells_everybody_who_was_lost_and_how(rank, tmp_path):
 def test_a_host_that_does_not_answer_is_another_cause(rank):
     first = rank(how_it_ended=killed)
     first.hub.turn(lost(2, unreachable=True))
-    assert first.watch.doom.code == Code.HOST and first.watch.doom.rank == 2
+    assert first.watch.verdict.code == Code.HOST and first.watch.verdict.rank == 2
 
 
 def test_another_rank_that_loses_rank_0_has_nobody_to_tell(rank):
     other = rank(2, how_it_ended=killed)
     other.hub.turn(lost(0))
-    assert other.watch.doom.rank == 0 and not other.hub.messages("doom")
+    assert other.watch.verdict.rank == 0 and not other.hub.messages("verdict")
 
 
 def test_a_loss_that_rank_0_tells_of_is_one_here_too(rank):
     other = rank(2)
-    other.hub.turn((0, {"doom": Event(Code.KILLED, 1, "127.0.0.1", fields={"signal": 9}).to_json()}))
+    other.hub.turn((0, {"verdict": Event(Code.KILLED, 1, "127.0.0.1", fields={"signal": 9}).to_json()}))
     with pytest.raises(CommError) as raised:
         other.watch.check("saving")
     assert raised.value.code == "peer_lost" and raised.value.fields["ranks"] == [1]
@@ -186,8 +187,8 @@ def test_only_the_first_cause_counts(rank):
     first = rank(how_it_ended=killed)
     first.hub.turn(lost(1))
     first.hub.turn(lost(2))
-    first.hub.turn((2, {"doom": Event(Code.STALL, 2).to_json()}))
-    assert (first.watch.doom.code, first.watch.doom.rank) == (Code.KILLED, 1)
+    first.hub.turn((2, {"verdict": Event(Code.STALL, 2).to_json()}))
+    assert (first.watch.verdict.code, first.watch.verdict.rank) == (Code.KILLED, 1)
 
 
 def test_after_a_loss_only_a_rank_that_waits_is_ended(rank):
@@ -215,21 +216,25 @@ def test_a_main_thread_that_raised_is_not_ended(rank):
 
 def test_a_rank_that_never_joined_was_killed_early(rank):
     first = rank()
-    del first.hub.who[2]
+    del first.hub.processes[2]
     first.beats(UNREACHABLE - 1)
-    assert first.watch.doom is None
+    assert first.watch.verdict is None
     first.beats(2)
-    assert (first.watch.doom.code, first.watch.doom.rank, first.watch.doom.fields) == (Code.KILLED, 2, {"early": True})
+    assert (first.watch.verdict.code, first.watch.verdict.rank, first.watch.verdict.fields) == (
+        Code.KILLED,
+        2,
+        {"early": True},
+    )
 
 
 def test_a_lost_launcher_makes_an_orphan(rank):
     gone = []
     first = rank(launcher=lambda: type("Launcher", (), {"pid": 77}), is_gone=lambda process: bool(gone))
     first.beats(1)
-    assert first.watch.doom is None
+    assert first.watch.verdict is None
     gone.append(True)
     first.beats(1)
-    assert (first.watch.doom.code, first.watch.doom.fields) == (Code.ORPHAN, {"launcher": 77})
+    assert (first.watch.verdict.code, first.watch.verdict.fields) == (Code.ORPHAN, {"launcher": 77})
 
 
 # Ranks that end in order
@@ -237,9 +242,11 @@ def test_a_lost_launcher_makes_an_orphan(rank):
 
 def test_a_goodbye_fails_only_what_would_wait_for_that_rank(rank):
     first = rank(how_it_ended=killed)
-    bye = {"left": Event(Code.ENDED, 1, "127.0.0.1", Operation(5)).to_json()}
+    bye = {"departed": Event(Code.ENDED, 1, "127.0.0.1", Operation(5)).to_json()}
     first.hub.turn((1, bye), lost(1))
-    assert first.watch.doom is None and first.hub.messages("left") == [bye["left"]]  # the others hear it from rank 0
+    assert first.watch.verdict is None and first.hub.messages("departed") == [
+        bye["departed"]
+    ]  # the others hear it from rank 0
     first.watch.check("a gather", 5)
     with pytest.raises(CommError) as raised:
         first.watch.check("a gather", 6)
@@ -252,14 +259,14 @@ def test_a_goodbye_fails_only_what_would_wait_for_that_rank(rank):
 def test_an_exit_without_a_goodbye_is_a_loss_unless_it_was_0(rank, exit_code, doomed):
     first = rank(how_it_ended=lambda who, kills: (Code.EXIT, {"exit_code": exit_code}))
     first.hub.turn(lost(1))
-    assert (first.watch.doom is not None) == doomed and (1 in first.watch.left) != doomed
+    assert (first.watch.verdict is not None) == doomed and (1 in first.watch.departed) != doomed
     if doomed:
-        assert first.watch.doom.code == Code.EXIT
+        assert first.watch.verdict.code == Code.EXIT
 
 
 def test_a_rank_that_ended_after_sigterm_takes_those_along_who_wait_for_it(rank):
     other = rank(2)
-    other.hub.turn((0, {"left": Event(Code.PREEMPTED, 1, "127.0.0.1", Operation(5)).to_json()}))
+    other.hub.turn((0, {"departed": Event(Code.PREEMPTED, 1, "127.0.0.1", Operation(5)).to_json()}))
     with pytest.raises(Preempted) as raised:
         other.watch.check(GRADIENTS, 6)
     assert raised.value.code == PREEMPTED
@@ -269,7 +276,7 @@ def test_a_rank_that_ended_after_sigterm_takes_those_along_who_wait_for_it(rank)
 def test_a_goodbye_says_why(rank, event):
     first = rank()
     first.watch.close(event)
-    assert [left["code"] for left in first.hub.messages("left")] == [event.code if event else Code.ENDED]
+    assert [sent["code"] for sent in first.hub.messages("departed")] == [event.code if event else Code.ENDED]
 
 
 # Stalls
@@ -281,12 +288,12 @@ def test_a_rank_that_lets_others_wait_too_long_is_a_stall_and_ends_the_process(r
         arrived = {"operations": entry.operation, "waits": True, "inside": entry.as_operation()}
         behind = {"operations": entry.operation - 1}
         first.beats(24, rank1={**behind, "idle": 24.0}, rank2={**arrived, "age": 24.0})
-        assert first.watch.doom is None
+        assert first.watch.verdict is None
         for second in (26, 27, 28):  # said by two beats
             first.beats(1, rank1={**behind, "idle": float(second)}, rank2={**arrived, "age": float(second)})
-        assert (first.watch.doom.code, first.watch.doom.rank) == (Code.STALL, 1)
-        assert first.watch.doom.waiting[0].ranks == (0, 2)
-        assert [doom["rank"] for doom in first.hub.messages("doom")] == [1]
+        assert (first.watch.verdict.code, first.watch.verdict.rank) == (Code.STALL, 1)
+        assert first.watch.verdict.waiting[0].ranks == (0, 2)
+        assert [verdict["rank"] for verdict in first.hub.messages("verdict")] == [1]
         assert not first.exits
         first.beats(RAISE + 1)
         assert first.exits and set(first.exits) == {STALLED}
@@ -296,7 +303,7 @@ def test_a_stall_raises_where_the_main_thread_asks(rank, tmp_path):
     other = rank(2)
     other.watch.stacks = tmp_path / "stacks"
     stall = Event(Code.STALL, 2, "127.0.0.1", Operation(4, kind=Kind.COLLECTIVE), 26.0)
-    other.hub.turn((0, {"doom": stall.to_json()}))
+    other.hub.turn((0, {"verdict": stall.to_json()}))
     with pytest.raises(Stalled) as raised:
         other.watch.check(GRADIENTS, 5)
     assert raised.value.code == STALLED and "test_watchdog.py" in other.watch.stacks.read_text()
@@ -307,10 +314,10 @@ def test_rank_0_that_says_nothing_is_judged_by_the_others(rank):
     with other.waits_in():
         other.clock.now += 25
         other.hub.turn()
-        assert other.watch.doom is None
+        assert other.watch.verdict is None
         other.clock.now += 2
         other.hub.turn()
-    assert (other.watch.doom.code, other.watch.doom.rank) == (Code.STALL, 0)
+    assert (other.watch.verdict.code, other.watch.verdict.rank) == (Code.STALL, 0)
 
 
 def test_rank_0_that_beats_is_not_a_stall(rank):
@@ -319,7 +326,7 @@ def test_rank_0_that_beats_is_not_a_stall(rank):
         for _ in range(40):
             other.clock.now += 1
             other.hub.turn((0, {"beat": {}}))
-    assert other.watch.doom is None
+    assert other.watch.verdict is None
 
 
 def test_a_round_that_fails_is_said_once_and_the_watchdog_goes_on(rank):
@@ -328,28 +335,28 @@ def test_a_round_that_fails_is_said_once_and_the_watchdog_goes_on(rank):
     first.hub.turn(ValueError("noise"))
     assert len(first.said) == 1 and "ValueError: noise" in first.said[0]
     first.hub.turn(lost(1))
-    assert first.watch.doom.rank == 1
+    assert first.watch.verdict.rank == 1
 
 
 # SIGTERM
 
 
-SIGTERM = (-1, {"bell": bytes([signal.SIGTERM])})
+SIGTERM = (-1, {"signals": bytes([signal.SIGTERM])})
 
 
 def test_sigterm_reaches_all_ranks_once(rank):
     other = rank(2)
-    other.watch.in_loop = True
+    other.watch.training = TrainingState(running=True)
     other.hub.turn(SIGTERM)
-    other.hub.turn(SIGTERM, (0, {"wanted": "SIGTERM came to rank 0"}))
-    assert other.watch.wanted and len(other.hub.messages("wanted")) == 1
+    other.hub.turn(SIGTERM, (0, {"stop": "SIGTERM came to rank 0"}))
+    assert other.watch.stop_requested and len(other.hub.messages("stop")) == 1
     assert len(other.said) == 1 and str(PREEMPTED) in other.said[0]
 
 
 def test_sigterm_of_another_rank_is_wanted_here_too(rank):
     other = rank(2)
-    other.hub.turn((0, {"wanted": "SIGTERM came to rank 1"}))
-    assert other.watch.wanted and other.watch.doom is None
+    other.hub.turn((0, {"stop": "SIGTERM came to rank 1"}))
+    assert other.watch.stop_requested and other.watch.verdict is None
 
 
 @pytest.mark.parametrize("saving", [False, True])
@@ -368,18 +375,18 @@ def test_no_step_boundary_in_time_is_said_unless_it_saves(rank, saving):
 def test_sigterm_in_the_loop_waits_for_the_step_boundary(rank):
     first = rank()
     first.watch.take_sigterm()
-    first.watch.in_loop = True
+    first.watch.training = TrainingState(running=True)
     signal.raise_signal(signal.SIGTERM)
     first.hub.turn()
-    assert first.watch.wanted and first.hub.messages("wanted")
+    assert first.watch.stop_requested and first.hub.messages("stop")
 
 
 def test_sigterm_outside_of_the_loop_waits_where_there_is_something_to_save(rank):
     first = rank()
     first.watch.take_sigterm()
-    first.watch.unsaved = True
+    first.watch.training = TrainingState(unsaved=True)
     signal.raise_signal(signal.SIGTERM)
-    assert first.watch.wanted
+    assert first.watch.stop_requested
 
 
 def test_sigterm_where_there_is_nothing_to_save_ends_at_once(rank):
@@ -387,13 +394,13 @@ def test_sigterm_where_there_is_nothing_to_save_ends_at_once(rank):
     first.watch.take_sigterm()
     with pytest.raises(Preempted) as raised:
         signal.raise_signal(signal.SIGTERM)
-    assert raised.value.code == PREEMPTED and first.hub.messages("left")[0]["code"] == Code.PREEMPTED
+    assert raised.value.code == PREEMPTED and first.hub.messages("departed")[0]["code"] == Code.PREEMPTED
 
 
 def test_sigterm_after_a_failure_is_no_preemption(rank):
     first = rank(how_it_ended=killed)
     first.watch.take_sigterm()
-    first.watch.in_loop = True
+    first.watch.training = TrainingState(running=True)
     first.hub.turn(lost(1))
     with pytest.raises(Stalled):
         signal.raise_signal(signal.SIGTERM)
@@ -402,7 +409,7 @@ def test_sigterm_after_a_failure_is_no_preemption(rank):
 @pytest.mark.parametrize(("unsaved", "code"), [(False, PREEMPTED), (True, 128 + signal.SIGTERM)])
 def test_the_exit_code_tells_whether_everything_was_saved(rank, unsaved, code):
     first = rank()
-    first.watch.unsaved = unsaved
+    first.watch.training = TrainingState(unsaved=unsaved)
     with pytest.raises(Preempted) as raised:
         first.watch.preempted("ending")
     assert raised.value.code == code

@@ -96,7 +96,9 @@ def explain(attempt: Attempt, now: float) -> Cause:
         first = min(causes, key=lambda cause: (cause.level, cause.time))
         if first.event.code in (Code.TERMINATED, Code.PREEMPTED, Code.ORPHAN, Code.GONE):
             stall = standstill(attempt.ranks, attempt.last_seen)
-            return replace(first, evidence=(*first.evidence, f"before that: {sentences.text(stall)}")) if stall else first
+            return (
+                replace(first, evidence=(*first.evidence, f"before that: {sentences.text(stall)}")) if stall else first
+            )
         return first
     running = [rank for rank in attempt.ranks if rank.state != "said"]
     if running and (stall := standstill(attempt.ranks, now)):

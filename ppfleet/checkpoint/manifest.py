@@ -9,7 +9,6 @@ Whatever happens before the rename, the earlier checkpoints are untouched.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from ppfleet.errors import CheckpointError
 MANIFEST = "manifest.json"
 FORMAT = 1
 UNTOUCHED = ". Earlier checkpoints are untouched"
+LINKS = ("latest", "best")
 PARTS = ("model.safetensors", "optimizer.safetensors", "state.json")
 _NAME = re.compile(r"(\d{6,})-step-\d+$")  # a serial number: the newest is the one written last
 
@@ -43,15 +43,12 @@ def write(
     root: Path,
     step: int,
     files: Mapping[str, bytes],
-    keep: int = 3,
     best: bool = False,
-    replaces: Path | None = None,
     digests: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a checkpoint of the given files below `root`; link it as latest (and best).
 
-    Then the checkpoint that it `replaces` is removed, and all but the newest `keep` and the best. `digests` are the
-    SHA-256 of files, where the caller knows them already.
+    `digests` are the SHA-256 of files, where the caller knows them already.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -66,12 +63,8 @@ def write(
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync(root)
-        link(root, "latest", target)
-        if best:
-            link(root, "best", target)
-        if replaces is not None:
-            _remove(replaces)
-        _prune(root, keep)
+        for name in LINKS if best else LINKS[:1]:
+            link(root, name, target)
     except OSError as failure:
         raise CheckpointError(disk_message(failure, root) + UNTOUCHED) from failure
     return target
@@ -160,21 +153,6 @@ def _serial(path: Path) -> int:
 def _next_name(root: Path, step: int) -> Path:
     earlier = every(root)
     return root / f"{_serial(earlier[0]) + 1 if earlier else 1:06d}-step-{step}"
-
-
-def _prune(root: Path, keep: int) -> None:
-    linked = {(root / link).resolve() for link in ("latest", "best")}
-    for path in every(root)[max(1, keep) :]:
-        if path.resolve() not in linked:
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    trash = path.with_name(f"{TEMPORARY}{path.name}")  # so a kill halfway leaves nothing that looks whole
-    shutil.rmtree(trash, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        path.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
 
 
 def _remove_leftovers(root: Path) -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any
 import paddle
 
 from ppfleet import log
-from ppfleet.checkpoint import files, manifest, tensors
+from ppfleet.checkpoint import files, manifest, retention, tensors
 from ppfleet.distributed.world import World
 from ppfleet.errors import CheckpointError, FleetError
 from ppfleet.watchdog import process, recorder
@@ -97,7 +97,10 @@ class RunDir:
         """
         parts = dict(zip(manifest.PARTS, (*tensor_files, json.dumps(facts, indent=1).encode())))
         best, step, digests = bool(facts["is_best"]), int(facts["step"]), {manifest.PARTS[0]: digest}
-        written = manifest.write(self.checkpoints, step, parts, self.keep, best, replaces, digests)
+        written = manifest.write(self.checkpoints, step, parts, best, digests)
+        if replaces is not None:
+            retention.remove(replaces)
+        retention.prune(self.checkpoints, self.keep)
         self._write_weights(net, facts)
         return written
 

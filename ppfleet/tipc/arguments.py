@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ppfleet.tipc.command import LocalMachine
 from ppfleet.tipc.config import Config, Fleet, trainer_name
-from ppfleet.tipc.lines import ConfigLine, present, split_arguments
+from ppfleet.tipc.reader import ConfigLine, present, split_arguments
 
 YES, NO = ("true", "gpu", "1"), ("false", "cpu", "0")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ppfleet.cluster import hosts
 from ppfleet.errors import ConfigError
-from ppfleet.tipc.layout import LAST_REQUIRED, LAYOUTS, check_family, check_places, find_form
-from ppfleet.tipc.lines import ConfigLine, present, read
+from ppfleet.tipc.line_table import LAST_REQUIRED, LAYOUTS, check_family, check_places, find_form
+from ppfleet.tipc.reader import ConfigLine, present, read
 
 MODES = (
     "lite_train_lite_infer",

@@ -11,7 +11,7 @@ from ppfleet.tipc import config as tipc
 from ppfleet.tipc import plan
 from ppfleet.tipc.command import TRAINERS, LocalMachine
 from ppfleet.tipc.config import Config
-from ppfleet.tipc.lines import ConfigLine, read
+from ppfleet.tipc.reader import ConfigLine, read
 
 # A warning is about something that this runner accepts and others may not.
 ERROR, WARNING = "error", "warning"

@@ -18,8 +18,8 @@ from ppfleet.errors import ConfigError
 from ppfleet.tipc.arguments import NO, YES, Arguments, interpreter, on_cpu, unquoted
 from ppfleet.tipc.command import Command, LocalMachine
 from ppfleet.tipc.config import MODES, OTHER_MODES, TRAIN_BENCHMARK, Config, Fleet
-from ppfleet.tipc.layout import LONG
-from ppfleet.tipc.lines import present, split_arguments
+from ppfleet.tipc.line_table import LONG
+from ppfleet.tipc.reader import present, split_arguments
 
 _LITE_LIMIT, _WHOLE_LIMIT = 3600, 30 * 24 * 3600  # seconds for one command
 

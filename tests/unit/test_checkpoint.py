@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ppfleet.checkpoint import manifest as checkpoint
+from ppfleet.checkpoint import retention
 from ppfleet.errors import CheckpointError
 
 
@@ -58,27 +59,29 @@ def test_nothing_has_its_final_name_before_it_is_whole_and_on_the_disk(tmp_path,
 
 def test_killed_while_an_old_one_is_removed(tmp_path, monkeypatch):
     """Half of a checkpoint must not look like one."""
-    checkpoint.write(tmp_path, 1, writers(), keep=1)
+    checkpoint.write(tmp_path, 1, writers())
 
     def killed(path, **_):
         for part in path.glob("*"):
             part.unlink()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    checkpoint.write(tmp_path, 2, writers())
+    monkeypatch.setattr(retention.shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write(tmp_path, 2, writers(), keep=1)
+        retention.prune(tmp_path, keep=1)
     monkeypatch.undo()
     whole = [path.name for path in tmp_path.glob("0*") if checkpoint.verify(path)]
     assert whole == ["000002-step-2"]
-    checkpoint.write(tmp_path, 3, writers(), keep=1)
+    checkpoint.write(tmp_path, 3, writers())
     assert not list(tmp_path.glob(".tmp-*"))
 
 
 def test_keep_and_best(tmp_path):
-    checkpoint.write(tmp_path, 1, writers(), keep=2, best=True)
+    checkpoint.write(tmp_path, 1, writers(), best=True)
     for step in (2, 3, 4):
-        checkpoint.write(tmp_path, step, writers(), keep=2)
+        checkpoint.write(tmp_path, step, writers())
+        retention.prune(tmp_path, keep=2)
     assert [p.name for p in sorted(tmp_path.glob("0*"))] == ["000001-step-1", "000003-step-3", "000004-step-4"]
     assert (tmp_path / "best").resolve().name == "000001-step-1"
 
@@ -171,7 +174,7 @@ def test_a_write_that_reads_back_wrong_is_not_published(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write_bytes", corrupting_write)
     with pytest.raises(CheckpointError, match="altered"):
-        checkpoint.write(tmp_path, 2, writers(), keep=1)
+        checkpoint.write(tmp_path, 2, writers())
     assert checkpoint.newest(tmp_path).path == earlier
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ppfleet.errors import ConfigError
 from ppfleet.tipc import config, lint
-from ppfleet.tipc.lines import ConfigLine
+from ppfleet.tipc.reader import ConfigLine
 from tests.tipc_files import LONG, SHORT, edited, tipc
 
 

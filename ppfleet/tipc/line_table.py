@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ppfleet.errors import ConfigError
-from ppfleet.tipc.lines import ConfigLine
+from ppfleet.tipc.reader import ConfigLine
 
 SHORT, LONG = "short", "long"
 TRAINER_AT = {13: SHORT, 15: LONG}

@@ -285,7 +285,7 @@ def read(path: Path) -> Record:
     with path.open("rb") as ring:
         data = ring.read(_LARGEST)
     if data[:8] != MAGIC or len(data) < _SLOTS:
-        raise ValueError(f"{path} is no flight record")
+        raise ValueError(f"{path} is not a flight record")
     facts = _get(data, _FACTS + 8, _PULSE)
     whole = {name: facts.get(name) for name in ("rank", "size", "pid")}
     if not all(isinstance(value, int) and 0 <= value < 1 << 22 for value in whole.values()):

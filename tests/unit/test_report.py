@@ -253,7 +253,7 @@ def test_damaged_files_are_notes(story):
     (story.directory / "flight" / "0000000000009-rank1.ring").write_bytes(b"nothing of the kind")
     page = report(story.directory)
     assert "settings.json is damaged: not JSON" in page.text and "evaluation.json: it is damaged" in page.text
-    assert "0000000000009-rank1.ring is no flight record" in page.text
+    assert "0000000000009-rank1.ring is not a flight record" in page.text
     (story.directory / NAME).unlink()
     (story.directory / NAME).mkdir()
     (story.directory / "settings.json").write_text("3")

@@ -104,7 +104,7 @@ def test_damaged_ring_and_dangling_link_are_notes(story, tmp_path):
     found = story.look(60)
     assert found.kind == "exception"
     damaged, dangling, *_ = found.notes
-    assert "0000000000009-rank1.ring is no flight record" in damaged
+    assert "0000000000009-rank1.ring is not a flight record" in damaged
     assert "rank1.ring points to /somewhere/else/0000000000123-rank1.ring, which does not exist here" in dangling
     assert not any("0000000000001-rank0.ring" in note for note in found.notes)  # that one is here
 
@@ -251,7 +251,7 @@ def test_nothing_to_read(tmp_path, capsys):
 def test_only_a_damaged_ring(tmp_path, capsys):
     (tmp_path / "rank0.ring").write_bytes(b"")
     assert main(["why", str(tmp_path)]) == 2
-    assert "is no flight record" in capsys.readouterr().err
+    assert "is not a flight record" in capsys.readouterr().err
 
 
 def test_a_rank_without_an_entry(story, tmp_path):

@@ -167,7 +167,7 @@ def test_a_node_that_dies_is_noticed(repo):
     wait_for(lambda: log.exists() and "now I hang" in log.read_text(), 60, "the first node's own run hangs")
     first.process.kill()
     code, output = second.end(30)
-    assert code == 1 and "127.0.0.2 has ended before norm_train_gpus_0,1_nodes_2.train" in output
+    assert code == 1 and "127.0.0.2 ended before norm_train_gpus_0,1_nodes_2.train" in output
     first.end()
 
 

@@ -1,17 +1,21 @@
-"""A run written by version 0.1.0 (commit 7368823) is read: resumed to the bits it would have ended with, and shown.
+"""A run written by version 0.1.0 (commit 7368823) is read: resumed to the weights it would have ended with, and shown.
 
-tests/data/run-0.1.0.tar.gz holds a run directory that was stopped at step 13 of 24, in the middle of its second epoch.
+tests/data/run-0.1.0.tar.gz holds a run directory that was stopped at step 13 of 24, in the middle of its second epoch;
+run-0.1.0-final.npz the weights with which that commit ends it. On one machine they are the same to the bit, but other
+processors round differently. The bias before BatchNorm has a gradient of nothing but rounding, so it is left out, and
+with it the running mean.
 """
 
 import tarfile
 
+import numpy as np
 import pytest
 
 from ppfleet.commands.report import command as report
 from ppfleet.commands.why import command as why
 from tests.harness import ROOT, run
 
-WEIGHTS = "33add56a000dbd95f8366fb51fa7fd683f2031c5166f4ff5ad0c73c5d38ae159"  # of the whole run, by that commit
+ROUNDING_ONLY = {"0.bias", "1._mean"}
 
 
 @pytest.fixture
@@ -28,7 +32,6 @@ def go_on(path):
 
     import ppfleet
     from ppfleet import metrics
-    from ppfleet.checkpoint import tensors
     from tests import blocks
 
     job = ppfleet.Job(path, device="cpu", seed=3, keep=1, save_every=3, log_every=5)
@@ -43,12 +46,17 @@ def go_on(path):
             job.backward(F.cross_entropy(wrapped(points), labels))
         rate.step()
         job.save(**job.evaluate(wrapped, val, top1=metrics.top1))
-    return [resumed, started, best, job.step, tensors.fingerprint(net)]
+    return [resumed, started, best, job.step, {name: value.tolist() for name, value in net.state_dict().items()}]
 
 
-def test_it_is_resumed_to_the_same_bits(tmp_path, old_run):
+def test_it_is_resumed_to_the_same_weights(tmp_path, old_run):
     ((resumed, started, best, step, weights),) = run(go_on, 1, tmp_path / "out", str(old_run))
-    assert resumed and started == 13 and best is not None and step == 24 and weights == WEIGHTS
+    assert resumed and started == 13 and best is not None and step == 24
+    expected = np.load(ROOT / "tests/data/run-0.1.0-final.npz")
+    assert set(weights) == set(expected.files)
+    for name in set(weights) - ROUNDING_ONLY:  # moments or samples that are off by a little make 5e-3 and more
+        error = np.abs(np.array(weights[name]) - expected[name]).max() / np.abs(expected[name]).max()
+        assert error < 1e-4, (name, error)
 
 
 def test_its_records_are_read(old_run, capsys):

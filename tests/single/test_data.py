@@ -83,8 +83,8 @@ def test_evaluation_needs_no_training_set(tmp_path, folder):
     [
         ("nothing there", "no data set found at"),
         ("empty", "has no train/ (it contains nothing)"),
-        ("images at the top", "has no train/ (it holds 1.png, 2.png)"),
-        ("no val", "has no val/ (it holds train)"),
+        ("images at the top", "has no train/ (it contains 1.png, 2.png)"),
+        ("no val", "has no val/ (it contains train)"),
         ("no images", "no images found in"),
         ("other classes", "has 2 class(es) that are not in the training set (ant, cow), none in common"),
         ("one class more", "has 1 class(es) that are not in the training set (ant), 2 in common"),

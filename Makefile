@@ -22,7 +22,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
-.PHONY: help setup demo board tipc test test-unit test-fast test-all test-ci test-paddle26 coverage site docs-test chaos bench bench-quick size lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 coverage site docs-test chaos bench bench-quick size lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -63,10 +63,6 @@ test-fast: $(VENV) ## unit tests and the single-process essentials (about 50 s o
 
 test-all: $(VENV) ## everything, the slow tests too
 	$(PY) $(PYTEST)
-
-# The two files left out: make docs-test runs the pages (8 minutes), and make bench-quick starts the same benchmarks.
-test-ci: $(VENV) ## what CI has time for: make test-all without the pages and the benchmarks
-	$(PY) $(PYTEST) --ignore=tests/single/test_docs.py --ignore=tests/single/test_benchmarks.py
 
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
 	$(PY26) $(PYTEST) -m "not slow"

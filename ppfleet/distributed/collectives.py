@@ -77,7 +77,8 @@ class Comm:
             store.await_master(world)
             # Paddle blocks Python in there, and with it the watchdog: if a rank dies now, this ends the wait.
             faulthandler.dump_traceback_later(store.patience() + JOIN_MARGIN, exit=True)
-            dist.init_parallel_env()
+            with store.signals_blocked():  # threads that start in there inherit it: a signal would fail the store's
+                dist.init_parallel_env()
             faulthandler.cancel_dump_traceback_later()
         self._store = store.Store(world)
 

@@ -31,20 +31,20 @@ class Store:
         _send_at_once(world)
 
     def set(self, key: str, value: bytes) -> None:
-        with _signals_blocked():
+        with signals_blocked():
             self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        with _signals_blocked():
+        with signals_blocked():
             return bytes(self._store.get(key))
 
     def add(self, key: str, amount: int) -> int:
-        with _signals_blocked():
+        with signals_blocked():
             return int(self._store.add(key, amount))
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield

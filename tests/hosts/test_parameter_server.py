@@ -142,7 +142,11 @@ def test_modes_that_paddle_cannot_run(tmp_path, changes, said):
 def training(hosts):
     """All workers are in the midst of it."""
     logs = [host.log_dir / f"workerlog.{n}" for host in hosts for n in range(2 // len(hosts))]
-    wait_for(lambda: all(log.exists() and "epoch 0" in log.read_text(errors="replace") for log in logs), 150)
+    wait_for(
+        lambda: all(log.exists() and "epoch 0" in log.read_text(errors="replace") for log in logs),
+        150,
+        "both workers train",
+    )
     return {name: process for host in hosts for name, process in roles(host).items()}
 
 
@@ -179,4 +183,4 @@ def test_nothing_is_left_behind(tmp_path, endless, number, code):
     assert len(training([host])) == 3
     host.process.send_signal(number)
     assert host.end()[0] == code
-    wait_for(lambda: not left(tmp_path))
+    wait_for(lambda: not left(tmp_path), 60, "every process of the job ends")

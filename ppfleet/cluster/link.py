@@ -99,7 +99,7 @@ class Link:
 class Peers:
     """Connections to numbered peers: ranks or nodes.
 
-    Whoever connects must say hello within `limits.HELLO` seconds; `greet` gets its link and its first message and
+    A process that connects must say hello within `limits.HELLO` seconds; `greet` gets its link and first message and
     returns its number, or nothing: then the connection is closed. It may also raise.
     """
 

@@ -9,7 +9,7 @@ from ppfleet.distributed import handshake
 from ppfleet.distributed.handshake import Register
 from ppfleet.distributed.world import World
 from ppfleet.errors import CommError, MismatchError
-from tests.harness import free_ports
+from tests.harness import free_ports, wait_for
 
 
 def world(rank, size, port):
@@ -146,13 +146,16 @@ def test_a_rank_that_disconnects_may_join_again():
     (port,) = free_ports(1)
     register = Register(world(0, 2, port), facts(10), 20.0)
     register._peers.listen("127.0.0.1", port)
+
+    def joined():
+        register._hear(0.1)
+        return 1 in register.facts
+
     line = handshake.link.connect("127.0.0.1", port, hello(1))
-    while 1 not in register.facts:
-        register._hear(0.1)
+    wait_for(joined, 10, "rank 1 joins")
     line.close()
-    while 1 in register.facts:
-        register._hear(0.1)
-    handshake.link.connect("127.0.0.1", port, hello(1))
-    while 1 not in register.facts:
-        register._hear(0.1)
+    wait_for(lambda: not joined(), 10, "its end is noticed")
+    again = handshake.link.connect("127.0.0.1", port, hello(1))
+    wait_for(joined, 10, "rank 1 joins again")
+    again.close()
     register._peers.close()

@@ -6,6 +6,8 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable
 
@@ -48,20 +50,35 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def replace_file(path: Path, content: bytes | Writer, error: type[FleetError] = OutputError) -> None:
     """Replace a file atomically: a reader sees the old content or the new, never a part of it."""
+    with staged(path, content, error):
+        pass
+
+
+@contextmanager
+def staged(path: Path, content: bytes | Writer, error: type[FleetError] = OutputError) -> Iterator[None]:
+    """Write and flush a new version of a file, which replaces it at the end of the block unless that fails."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
-        if callable(content):
-            content(temporary)
-            sync(temporary)
-        else:
-            write_bytes(temporary, content)
-        temporary.replace(path)
-    except OSError as failure:
-        temporary.unlink(missing_ok=True)
-        raise error(disk_message(failure, path)) from failure
+        with _explained(path, error):
+            if callable(content):
+                content(temporary)
+                sync(temporary)
+            else:
+                write_bytes(temporary, content)
+        yield
+        with _explained(path, error):
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _explained(path: Path, error: type[FleetError]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        raise error(disk_message(failure, path)) from failure
 
 
 def disk_message(failure: OSError, path: Path) -> str:

@@ -62,9 +62,8 @@ def write(
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        sync(root)
         for name in LINKS if best else LINKS[:1]:
-            link(root, name, target)
+            link(root, name, target)  # flushes the renaming, too
     except OSError as failure:
         raise CheckpointError(disk_message(failure, root) + UNTOUCHED) from failure
     return target

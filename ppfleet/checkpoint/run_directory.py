@@ -10,7 +10,8 @@ import platform
 import shutil
 import sys
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +25,7 @@ from ppfleet.watchdog import process, recorder
 from ppfleet.watchdog.recorder import Flight
 
 CARD = "model.json"
+LATEST = "latest.pdparams"
 EXISTING = ("refuse", "move")
 # What belongs to one training run. Logs and flight records belong to the directory.
 _OF_A_RUN = ("checkpoints", "*.pdparams", CARD, "*.json", "history.jsonl", "visualdl", "export")
@@ -97,29 +99,41 @@ class RunDir:
         """
         parts = dict(zip(manifest.PARTS, (*tensor_files, json.dumps(facts, indent=1).encode())))
         best, step, digests = bool(facts["is_best"]), int(facts["step"]), {manifest.PARTS[0]: digest}
-        written = manifest.write(self.checkpoints, step, parts, best, digests)
-        if replaces is not None:
-            retention.remove(replaces)
-        retention.prune(self.checkpoints, self.keep)
-        self._write_weights(net, facts)
+        with ThreadPoolExecutor(1) as pool:  # the files of the checkpoint while this thread writes the weights
+            checkpoint = pool.submit(manifest.write, self.checkpoints, step, parts, best, digests)
+            with self._weights(net):
+                written = checkpoint.result()
+            removed = pool.submit(self._remove_old, replaces)
+            self._describe_weights(facts)
+            removed.result()
         return written
 
-    def _write_weights(self, net: Any, facts: dict[str, Any]) -> None:
-        """The weights for other tools, which do not read checkpoints, and the model card that describes them."""
-        latest = self.path / "latest.pdparams"
+    def _remove_old(self, replaced: Path | None) -> None:
+        if replaced is not None:
+            retention.remove(replaced)
+        retention.prune(self.checkpoints, self.keep)
+
+    def _weights(self, net: Any) -> AbstractContextManager[None]:
+        """latest.pdparams, for other tools, which do not read checkpoints: replaced at the end of the block."""
+        return files.staged(self.path / LATEST, lambda path: paddle.save(net.state_dict(), str(path)), CheckpointError)
+
+    def _describe_weights(self, facts: dict[str, Any]) -> None:
+        """best.pdparams, and the model card beside the weights."""
         if facts["card"]:
             files.replace_file(self.path / CARD, files.json_bytes(facts["card"]), CheckpointError)
-        files.replace_file(latest, lambda path: paddle.save(net.state_dict(), str(path)), CheckpointError)
         if facts["is_best"]:
             # A hard link: the next latest.pdparams is a new file, and this one stays.
-            files.replace_file(self.path / "best.pdparams", lambda path: _link_or_copy(latest, path), CheckpointError)
+            best, latest = self.path / "best.pdparams", self.path / LATEST
+            files.replace_file(best, lambda path: _link_or_copy(latest, path), CheckpointError)
 
     def mend(self, source: Path, net: Any, facts: dict[str, Any]) -> None:
         """After a resume from the newest checkpoint: finish what a kill right after its rename may have cut off."""
         manifest.link(self.checkpoints, "latest", source)
         if facts["is_best"]:
             manifest.link(self.checkpoints, "best", source)
-        self._write_weights(net, facts)
+        with self._weights(net):
+            pass
+        self._describe_weights(facts)
 
     def find(self, source: str) -> tuple[str | None, bool]:
         """The checkpoint to resume from, and whether it belongs to this run. `auto` is the newest of this run that

@@ -15,6 +15,7 @@ from ppfleet._version import __version__
 from ppfleet.errors import FleetError, PaddleMissing
 
 if TYPE_CHECKING:
+    from ppfleet import metrics
     from ppfleet.checkpoint.tensors import fingerprint
     from ppfleet.data.loader import Loader
     from ppfleet.data.threads import ThreadedDataset
@@ -28,15 +29,17 @@ _PUBLIC = {
     "ThreadedDataset": "ppfleet.data.threads",
     "Confusion": "ppfleet.evaluation.confusion",
     "fingerprint": "ppfleet.checkpoint.tensors",
+    "metrics": "ppfleet",
 }
-__all__ = ["Confusion", "FleetError", "Job", "Loader", "ThreadedDataset", "__version__", "fingerprint"]
+__all__ = ["Confusion", "FleetError", "Job", "Loader", "ThreadedDataset", "__version__", "fingerprint", "metrics"]
 
 
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'ppfleet' has no attribute {name!r}")
     try:
-        return getattr(import_module(_PUBLIC[name]), name)
+        home = _PUBLIC[name]
+        return import_module(f"{home}.{name}") if home == "ppfleet" else getattr(import_module(home), name)
     except ModuleNotFoundError as missing:
         if missing.name != "paddle":
             raise

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Callable
 
 import paddle
-from paddle import nn
 
 from ppfleet import cpu, limits, log
 from ppfleet.checkpoint import pdparams, run_directory, tensors
@@ -39,7 +38,9 @@ from ppfleet.distributed.world import World
 from ppfleet.errors import FleetError
 from ppfleet.evaluation.evaluate import evaluate
 from ppfleet.export.static_model import agreement, export
-from ppfleet.training.gradients import Exchange
+from ppfleet.training import batch_norm
+from ppfleet.training.card_gradients import CardExchange
+from ppfleet.training.gradients import Exchange, HostExchange
 from ppfleet.training.loop import Loop
 from ppfleet.training.model import (
     batch_norm_statistics,
@@ -47,6 +48,7 @@ from ppfleet.training.model import (
     describe_parameters,
     float_buffers,
     held_parameters,
+    only_reads_gradients,
     unwrap,
 )
 from ppfleet.training.precision import Precision, plain
@@ -167,39 +169,42 @@ class Job:
 
     # Setting up
 
-    def prepare(self, net: Any, optimizer: Any, *, fast_cpu: bool = True) -> tuple[Any, Any]:
-        """Make `net` and `optimizer` ready for this job: device, precision, sync-BN, DataParallel.
+    def prepare(
+        self, net: Any, optimizer: Any, *, sync_bn: Any = "auto", find_unused: bool = False, fast_cpu: bool = True
+    ) -> tuple[Any, Any]:
+        """Make `net` and `optimizer` ready for this job: device, precision, BatchNorm, DataParallel.
 
             net, sgd = job.prepare(net, sgd)
 
-        Parameters and optimizer settings must be the same on all ranks; rank 0's weights are used. On a CPU, with
-        `fast_cpu`, layers use ppfleet's own operators where these support them (see ppfleet.cpu).
+        Parameters and optimizer settings must be the same on all ranks; rank 0's weights are used.
+
+        sync_bn      whether BatchNorm uses the global batch: True, False, or "auto": on accelerators
+        find_unused  on several accelerators: parameters may be unused in some steps or on some ranks, which costs time
+                     (on CPUs that is always allowed)
+        fast_cpu     on a CPU: let layers use ppfleet's own operators where these support them (see ppfleet.cpu)
         """
         if self._loop is not None:
             raise FleetError("job.prepare was called twice: a job trains one model with one optimizer")
         if isinstance(net, paddle.DataParallel):
             raise FleetError("pass the plain model to job.prepare: it applies paddle.DataParallel itself")
-        if self.comm.device.is_accelerator:
+        accelerated = self.comm.device.is_accelerator
+        if accelerated:
             net.to(device=self.device)
-            if self.comm.device.has_sync_batch_norm and not self.world.alone:
-                net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
-        elif fast_cpu:
-            with self.flight.during("work", "compiling operators"):
-                self.settings[DEFAULTS]["operators"] = cpu.fast_cpu(net)
         self._parameters = held_parameters(net, optimizer)
         settings = describe_optimizer(optimizer)
         self.comm.check_same("parameters", describe_parameters(self._parameters))
         self.comm.check_same("optimizer settings", settings)
+        self._synchronise(net, sync_bn)
+        if fast_cpu and not accelerated:
+            with self.flight.during("work", "compiling operators"):
+                self.settings[DEFAULTS]["operators"] = cpu.fast_cpu(net)
         self.precision.wrap(net, optimizer)
-        statistics = batch_norm_statistics(net)
-        if statistics and not self.comm.device.has_sync_batch_norm and not self.world.alone:
-            log.info(
-                f"BatchNorm is not synchronised on a {self.comm.device.title}: each rank uses its own batch, "
-                f"and running statistics are averaged"
-            )
         self._net = net  # without DataParallel
-        wrapped = net if self.world.alone else paddle.DataParallel(net)
-        exchange = Exchange(self.comm, self._parameters, statistics, float_buffers(net), cpu.all_finite)
+        with self.flight.during("start", "DataParallel", waits=not self.world.alone):
+            wrapped = net
+            if not self.world.alone:
+                wrapped = paddle.DataParallel(net, find_unused_parameters=accelerated and find_unused)
+            exchange = self._exchange(net, optimizer, find_unused)
         stepper = Stepper(
             self.comm, self._state, self.precision, exchange, wrapped, optimizer, self.accumulate, self.on_nan
         )
@@ -215,6 +220,27 @@ class Job:
         )
         self.settings.update(parameters=sum(int(p.size) for p in self._parameters.values()), optimizer=settings)
         return wrapped, optimizer
+
+    def _synchronise(self, net: Any, choice: Any) -> None:
+        how = batch_norm.synchronise(net, self.comm, choice)
+        if batch_norm_statistics(net) and not self.world.alone:
+            self.settings[DEFAULTS]["BatchNorm"] = f"synchronised by {how} operator" if how else "not synchronised"
+            if not how and choice == "auto":
+                log.info(
+                    "BatchNorm is not synchronised: each rank uses its own batch, and running statistics are averaged; "
+                    "sync_bn=True in job.prepare synchronises it"
+                )
+
+    def _exchange(self, net: Any, optimizer: Any, find_unused: bool) -> Exchange:
+        statistics = batch_norm_statistics(net)
+        apart = {id(tensor) for tensor in statistics}
+        own = {
+            name: p for name, p in self._parameters.items() if id(p) not in apart
+        }  # frozen ones may be unfrozen later
+        buffers = float_buffers(net)
+        if self.comm.device.is_accelerator:
+            return CardExchange(self.comm, self.precision, own, buffers, find_unused)
+        return HostExchange(self.comm, own, statistics, buffers, only_reads_gradients(optimizer), cpu.all_finite)
 
     def loader(
         self,
@@ -357,10 +383,22 @@ class Job:
         model = unwrap(net)
         with self.flight.during("export", "export"):
             self._same_buffers(model)
-            with cpu.stock(model):
-                facts = self.comm.on_first(lambda: export(plain(model), spec, target, **stamp), "export")
+            with cpu.stock(model), batch_norm.stock(model):
+                facts = self.comm.on_first(lambda: self._exported(model, spec, target, stamp), "export")
         log.info(f"exported to {target}: {agreement(facts['parity'])}")
         return facts
+
+    def _exported(self, model: Any, spec: Any, target: Path, stamp: dict[str, Any]) -> dict[str, Any]:
+        """From the CPU, whose operators every runtime has, and with whose results the runtimes are compared."""
+        if not self.comm.device.is_accelerator:
+            return export(plain(model), spec, target, **stamp)
+        model.to(device="cpu")
+        paddle.set_device("cpu")
+        try:
+            return export(plain(model), spec, target, **stamp)
+        finally:
+            paddle.set_device(self.device)
+            model.to(device=self.device)
 
     def write_json(self, path: str | Path, facts: dict[str, Any]) -> None:
         """Write a JSON file atomically (rank 0; every rank learns whether it worked)."""

@@ -30,7 +30,7 @@ class Training:
         from ppfleet.distributed.collectives import Comm
         from ppfleet.distributed.devices import CPU
         from ppfleet.distributed.world import World
-        from ppfleet.training.gradients import Exchange
+        from ppfleet.training.gradients import HostExchange
         from ppfleet.training.precision import Precision
         from ppfleet.training.state import TrainingState
         from ppfleet.training.step import Stepper
@@ -42,10 +42,10 @@ class Training:
         self.comm: Any = Comm(World(), CPU)
         self.state = TrainingState()
         parameters = {"weight": self.net.weight}
-        exchange = Exchange(self.comm, parameters, [], [])
+        exchange: Any = HostExchange(self.comm, parameters, [], [])
         comm = self.comm
         if told is not None:
-            exchange.reduce = lambda loss, rate: told  # type: ignore[method-assign]
+            exchange.reduce = lambda loss, rate: told
             world = World(0, len(told.rates), 0, 1, tuple(f"127.0.0.1:{6000 + r}" for r in range(len(told.rates))))
             comm = SimpleNamespace(world=world, device=CPU, flight=self.comm.flight)
         self.stepper = Stepper(

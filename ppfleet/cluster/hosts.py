@@ -48,6 +48,18 @@ def interface_of(host: str) -> str:
     return ""
 
 
+def toward(host: str) -> str:
+    """This machine's address on the way to that host, as its routes say; nothing is sent."""
+    for address in resolve(host):
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, 9))
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return ""
+
+
 def own(hosts: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     """The one of `hosts` that is this machine: what POD_IP says, or what the interfaces show."""
     said = (os.environ if env is None else env).get("POD_IP", "")

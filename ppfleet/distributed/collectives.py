@@ -61,8 +61,7 @@ class Comm:
                 "init_parallel_env was already called: `ppfleet.Job` does that itself, once in a process; "
                 "remove the other call, or the other Job"
             )
-        if not device.is_accelerator:
-            os.environ["PADDLE_DISTRI_BACKEND"] = device.backend
+        os.environ.update(device.environment())
         if is_orphan():
             raise WorldError(
                 f"{world.name()} was started by Paddle's launcher, which is gone: nobody would end this job"
@@ -70,7 +69,8 @@ class Comm:
         store.check_master(world)
         # The token tells this start of the job from others whose records lie in the same directory.
         news: dict[str, Any] = {"run": secrets.token_hex(6), "watchdog": self.watchdog.listen()} if world.first else {}
-        news = handshake.call(world, handshake.facts(paddle.__version__), store.patience(), news)
+        facts = {**handshake.facts(paddle.__version__), **device.versions()}
+        news = handshake.call(world, facts, store.patience(), news, device.hardware())
         self.flight.describe(run=news["run"])
         self.watchdog.start(news["run"], news["watchdog"])
         with self.flight.during("start", "init_parallel_env", waits=True):
@@ -84,19 +84,53 @@ class Comm:
 
     # Tensors
 
-    def all_reduce(self, tensor: Any, what: str = "all-reduce", checked: bool = True) -> Any:
+    def all_reduce(self, tensor: Any, what: str = "all-reduce", checked: bool = True, enqueue: bool = False) -> Any:
         """The sum over ranks, in place. There is no mean: divide by a count that was summed as well.
 
         `checked`: compare new shapes over the store first, as gloo would abort on ranks that bring different ones.
+        `enqueue`: on an accelerator, do not wait for the result.
         """
         if self.world.alone:
             return tensor
         dtype = str(tensor.dtype).rpartition(".")[2]
         if dtype in self.device.cannot_sum:
             raise CommError(f"{what}: {self.device.backend} cannot sum {dtype}; cast to float32 or int64 first")
-        with self._together(what, tensor, checked):
-            dist.all_reduce(tensor)
+        with self._together(what, tensor, checked) as entry:
+            self._run(lambda sync: dist.all_reduce(tensor, sync_op=sync), entry, enqueue)
         return tensor
+
+    def all_gather(self, tensor: Any, what: str = "all-gather", checked: bool = True, group: Any = None) -> Any:
+        """The tensors of all ranks, stacked. On an accelerator with the default group, do not wait for the result."""
+        found = paddle.empty([self.world.size, *tensor.shape], dtype=tensor.dtype)
+        if self.world.alone:
+            return tensor.unsqueeze(0)
+        with self._together(what, tensor, checked) as entry:
+            self._run(lambda sync: dist.stream.all_gather(found, tensor, group, sync_op=sync), entry, group is None)
+        return found
+
+    def _run(self, start: Callable[[bool], Any], entry: Entry, enqueue: bool) -> None:
+        """Run a collective. An accelerator computes it some time later: unless it is only enqueued, poll until then.
+        Paddle's own wait cannot be interrupted, and does not end when a rank is lost."""
+        blocking = enqueue or not self.device.is_accelerator
+        task = start(blocking)
+        if not blocking:
+            self._await(task.is_completed, entry)
+
+    def _await(self, done: Callable[[], bool], entry: Entry) -> None:
+        polls = 0
+        while not done():
+            self.watchdog.check(entry.what, entry.operation)
+            polls += 1
+            time.sleep(0.0 if polls < 50 else 0.0002)
+
+    def read(self, tensor: Any, what: str) -> np.ndarray[Any, Any]:
+        """The values of a tensor that may depend on a collective which was enqueued: waits for the others."""
+        if self.device.is_accelerator and not self.world.alone:
+            with self._operation("collective", what) as entry, self._translated(what, entry.operation):
+                event = paddle.device.Event()
+                event.record()
+                self._await(event.query, entry)
+        return np.asarray(tensor.numpy())
 
     def share(self, length: int, dtype: str) -> Shared | None:
         """Memory for sums over all ranks, where they are on one host; if it cannot be had there, that is said."""
@@ -120,12 +154,12 @@ class Comm:
     def broadcast(self, tensor: Any, what: str = "broadcast") -> Any:
         """Rank 0's values, in place."""
         if not self.world.alone:
-            with self._together(what, tensor):
-                dist.broadcast(tensor, src=0)
+            with self._together(what, tensor) as entry:
+                self._run(lambda sync: dist.broadcast(tensor, src=0, sync_op=sync), entry, enqueue=False)
         return tensor
 
     @contextmanager
-    def _together(self, what: str, tensor: Any, checked: bool = True) -> Iterator[None]:
+    def _together(self, what: str, tensor: Any, checked: bool = True) -> Iterator[Entry]:
         """A collective: in the flight record, of the same shape on all ranks, its failure a sentence."""
         detail = f"{list(tensor.shape)} {str(tensor.dtype).rpartition('.')[2]}"
         with self._operation("collective", what, detail) as entry:
@@ -136,7 +170,7 @@ class Comm:
                     raise MismatchError(f"the ranks pass different tensors to operation #{entry.operation}: {shown}")
                 self._compared.add((what, detail))  # on all ranks alike; one that brings another later waits here alone
             with self._translated(what, entry.operation):
-                yield
+                yield entry
 
     def broadcast_bytes(self, data: bytes | None, what: str = "broadcast") -> bytes:
         """Rank 0's bytes on every rank, in pieces that stay far from gloo's time limit."""
@@ -147,8 +181,9 @@ class Comm:
             return self._sent(entry, 0, data or b"", length)
 
     @contextmanager
-    def overlapped(self, what: str) -> Iterator[None]:
-        """On cards: the backward pass in which Paddle's reducer exchanges gradients; for the watchdog, a collective."""
+    def watched(self, what: str) -> Iterator[None]:
+        """Paddle may wait for other ranks in there, such as in the backward pass of DataParallel on cards: for the
+        watchdog, a collective."""
         with self._operation("collective", what):
             yield
 
@@ -224,7 +259,7 @@ class Comm:
             mine = source == self.world.rank
             tensor = _as_tensor(data[start:stop]) if mine else paddle.empty([stop - start], dtype="uint8")
             with self._translated(entry.what, entry.operation):
-                dist.broadcast(tensor, src=source)
+                self._run(lambda sync: dist.broadcast(tensor, src=source, sync_op=sync), entry, enqueue=False)  # noqa: B023 - called at once
             parts.append(b"" if mine else tensor.numpy().tobytes())
         return data if source == self.world.rank else b"".join(parts)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppfleet import errors, limits
+from ppfleet import errors, limits, log
 from ppfleet.cluster import link
 from ppfleet.cluster.link import Link, Lost, Peers
 from ppfleet.distributed.world import World
@@ -26,11 +26,16 @@ from ppfleet.watchdog.process import is_orphan
 _HELLO = "ppfleet handshake"
 _LONGEST = 1 << 20  # bytes of a rank's facts
 _CODE = "code of "
+_HARDWARE = "hardware: "
 
 
-def call(world: World, facts: dict[str, str], wait: float, news: dict[str, Any]) -> dict[str, Any]:
-    """Meet all ranks within `wait` seconds; `facts` must be the same on all of them. All get rank 0's `news`."""
+def call(
+    world: World, facts: dict[str, str], wait: float, news: dict[str, Any], hardware: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Meet all ranks within `wait` seconds; `facts` must be the same on all of them, and where `hardware` is not, that
+    is said. All get rank 0's `news`."""
     host, _, port = world.master.rpartition(":")
+    facts = {**facts, **{f"{_HARDWARE}{name}": value for name, value in (hardware or {}).items()}}
     if not world.first:
         return _report(world, facts, wait, host, int(port))
     Register(world, facts, wait).run(host.strip("[]"), int(port), news)
@@ -130,6 +135,10 @@ class Register:
             if len(set(values.values())) > 1:
                 odd = [rank for rank, value in values.items() if value != own[name]]
                 shown = "; ".join(f"{self.world.name(rank)}: {values[rank]}" for rank in [0, *odd][:4])
+                if name.startswith(_HARDWARE):
+                    different = name[len(_HARDWARE) :]
+                    log.say(f"the ranks do not have the same {different}, and may round differently: {shown}")
+                    continue
                 raise MismatchError(f"the ranks do not have the same {name}: {shown}")
 
 

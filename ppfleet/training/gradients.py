@@ -6,41 +6,88 @@ import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 import numpy as np
 import paddle
 
 from ppfleet.distributed.collectives import Comm
-from ppfleet.errors import FleetError
 
 _VITALS = 5  # numbers
 _PROBE = 1 << 14  # elements of a parameter that are compared at a step
+EXCHANGE = "all-reduce of gradients"
 
 
 class Vitals:
     """What the ranks exchange at every step: loss, whether all values are finite, learning rate, whether SIGTERM came,
     and a checksum of some weights, which must be the same on all ranks."""
 
-    def __init__(self, table: np.ndarray[Any, Any], probed: str) -> None:
+    def __init__(self, table: np.ndarray[Any, Any], probed: str, overflow: bool = False) -> None:
         self.loss = float(table[:, 0].mean())
         self.bad = [rank for rank, flag in enumerate(table[:, 1]) if flag]
         self.rates = [float(rate) for rate in table[:, 2]]
         self.end = bool(table[:, 3].any())
         self.sums = [int(total) for total in table[:, 4]]
         self.probed = probed  # which parameter
+        self.overflow = overflow  # a gradient is not finite; on cards it is not known on which rank
 
 
-class Exchange:
+class Exchange(Protocol):
+    """Makes the gradients of all ranks one; see HostExchange and card_gradients.CardExchange."""
+
+    names: list[str]
+    parameters: list[Any]
+
+    def add_loss(self, total: Any, loss: Any, share: float) -> Any:
+        """`total`, which begins as 0.0, with this batch's part of a step's loss."""
+
+    def reduce(self, loss: Any, rate: float) -> Vitals:
+        """Replace every gradient by its mean over ranks; `loss` is what `add_loss` returned."""
+
+    def remember(self) -> None:
+        """Keep a copy of the buffers (BatchNorm statistics) of a good step, in case the next one is not."""
+
+    def forget_step(self) -> None:
+        """Restore the buffers to before a step that is skipped."""
+
+    def same_buffers(self) -> None:
+        """Average over ranks the buffers that differ, as after a forward pass outside of a step."""
+
+
+class Probe:
+    """Takes its turn through the weights: a part of one at each step, so that diverging weights are found soon."""
+
+    def __init__(self, names: list[str], parameters: list[Any]) -> None:
+        self.names, self.parameters = names, parameters
+        self._count = 0
+
+    def next(self) -> tuple[str, Any]:
+        """A parameter's name, and some of its values."""
+        turn, number = divmod(self._count, len(self.parameters))
+        self._count += 1
+        parameter = self.parameters[number]
+        if parameter.size > _PROBE:
+            rows = parameter.shape[0]
+            count = max(1, rows * _PROBE // int(parameter.size))
+            start = turn * count % rows
+            parameter = parameter._slice(start, min(rows, start + count)).clone()
+        return self.names[number], parameter
+
+
+def checksum(values: np.ndarray[Any, Any]) -> int:
+    """Below 2 ** 24, so that it survives the way through float32; the order of elements counts."""
+    bits = np.frombuffer(values.tobytes(), dtype=np.uint16)
+    return int(np.dot(bits.astype(np.int64), np.arange(1, bits.size + 1))) % (1 << 24)
+
+
+class HostExchange:
     """Averages gradients over ranks after `backward()`, where a dead peer raises an exception instead of aborting.
 
     All gradients of a rank are copied into one persistent flat buffer and reduced in one call: through shared memory
     if all ranks are on one host, otherwise through gloo. Afterwards each gradient is a view of the result. BatchNorm
     statistics travel in the same buffer, so that they are the same on every rank at every step. So do the vitals and
     which parameters were used at all: no second collective is needed, and a branch that only some ranks take is
-    averaged correctly instead of diverging.
-    On cards Paddle's own reducer averages gradients during `backward()`, and only the vitals are exchanged here. In a
-    job of one nothing is exchanged; the gradients are only checked.
+    averaged correctly instead of diverging. In a job of one nothing is exchanged; the gradients are only checked.
     """
 
     def __init__(
@@ -49,21 +96,16 @@ class Exchange:
         parameters: dict[str, Any],
         statistics: list[Any],
         buffers: list[Any],
+        lent: bool = False,
         fast_finite: Callable[[list[Any]], bool | None] = lambda tensors: None,
     ) -> None:
+        """`lent`: whether gradients may share the result's memory, as the optimizer only reads them."""
         self.comm = comm
         self._fast_finite = fast_finite  # whether all are finite, or None where it does not apply
-        apart = {id(tensor) for tensor in statistics}
-        own = {name: p for name, p in parameters.items() if id(p) not in apart}
-        self.names, self.parameters = (
-            list(own),
-            list(own.values()),
-        )  # including frozen ones, which may be unfrozen later
-        self.buffers = buffers
-        self.lent = False  # whether gradients may share the result's memory, as the optimizer only reads them
-        self._probes = 0
-        self._frozen = [p for p in self.parameters if not p.trainable]
-        self._travels = not comm.world.alone and not comm.device.overlaps_exchange
+        self.names, self.parameters = list(parameters), list(parameters.values())
+        self.buffers, self._lent = buffers, lent
+        self._probe = Probe(self.names, self.parameters)
+        self._travels = not comm.world.alone
         self.statistics = statistics if self._travels else []
         moved = [*self.parameters, *statistics] if self._travels else []
         lengths = [int(tensor.size) for tensor in moved]
@@ -80,8 +122,10 @@ class Exchange:
         self._zero = [False] * len(self.parameters)  # whether a parameter's part of the flat buffer is zero
         self._good = [buffer.clone() for buffer in buffers]
 
+    def add_loss(self, total: float, loss: Any, share: float) -> float:
+        return total + float(loss.item()) * share
+
     def reduce(self, loss: float, rate: float) -> Vitals:
-        """Replace every gradient by its mean over ranks."""
         with paddle.no_grad():
             return self._reduce(loss, rate)
 
@@ -94,12 +138,15 @@ class Exchange:
         if self._gradients is not None:
             tail[vitals:] = self._collect(gradients)
             finite = finite and math.isfinite(float(self._gradients.sum()))
-        elif not self.comm.device.overlaps_exchange:
+        else:
             finite = finite and self._all_finite(gradients)
-        probed, total = self._probe()
+        probed, total = "", 0
+        if self._travels:
+            probed, values = self._probe.next()
+            total = checksum(values.numpy())
         mine = loss if math.isfinite(loss) else 0.0, not finite, rate, self.comm.watchdog.stop_requested, total
         tail[_VITALS * rank : _VITALS * (rank + 1)] = mine
-        self._sum("all-reduce of gradients")
+        self._sum(EXCHANGE)
         table = self._total[self._sums :].copy()
         if self._gradients is not None:
             self._hand_back(gradients, table[vitals:].tolist())
@@ -111,25 +158,6 @@ class Exchange:
         elif self._travels:
             self.comm.all_reduce(self._flat, what, checked=False)  # job.prepare has compared the shapes
             self._mine[: self._sums] *= self._mine.dtype.type(1.0 / self.comm.world.size)
-        elif not self.comm.world.alone:
-            self._mine[:] = self.comm.all_reduce(paddle.to_tensor(self._mine), what, checked=False).numpy()
-
-    def _probe(self) -> tuple[str, int]:
-        """A checksum of some weights, different ones at each step: diverging weights are found within a round."""
-        if self.comm.world.alone:
-            return "", 0
-        turn, number = divmod(self._probes, len(self.parameters))
-        self._probes += 1
-        parameter = self.parameters[number]
-        rows = parameter.shape[0] if parameter.shape else 0
-        if parameter.size > _PROBE:
-            count = max(1, rows * _PROBE // int(parameter.size))
-            start = turn * count % rows
-            parameter = parameter._slice(start, min(rows, start + count)).clone()
-        bits = np.frombuffer(parameter.numpy().tobytes(), dtype=np.uint16)
-        # Integers below 2 ** 24 survive the sum in float32; the weighting makes the order of elements count.
-        weighed = int(np.dot(bits.astype(np.int64), np.arange(1, bits.size + 1)))
-        return self.names[number], weighed % (1 << 24)
 
     def _collect(self, gradients: list[Any]) -> list[bool]:
         dtype = self._flat.dtype
@@ -144,7 +172,7 @@ class Exchange:
 
     def _hand_back(self, gradients: list[Any], users: list[float]) -> None:
         dtype = self._flat.dtype
-        lent = self.lent or self._shared is None
+        lent = self._lent or self._shared is None
         self._zero = [not used for used in users]
         for parameter, gradient, result, used in zip(self.parameters, gradients, self._results, users):
             if gradient is None:
@@ -156,14 +184,6 @@ class Exchange:
                 gradient.copy_(result if gradient.dtype == dtype else result.astype(gradient.dtype), True)
         for buffer, result in zip(self.statistics, self._results[len(gradients) :]):
             buffer.copy_(result if buffer.dtype == dtype else result.astype(buffer.dtype), True)
-
-    def reduced_finite(self) -> bool:
-        """On cards: whether the gradients are finite after the reducer has summed them."""
-        if any(p._grad_ivar() is not None for p in self._frozen):
-            raise FleetError(
-                "on cards a parameter that was frozen at job.prepare cannot be unfrozen: Paddle's reducer ignores it"
-            )
-        return self._all_finite([parameter._grad_ivar() for parameter in self.parameters])
 
     def _all_finite(self, gradients: list[Any]) -> bool:
         there = [gradient for gradient in gradients if gradient is not None]
@@ -179,26 +199,28 @@ class Exchange:
             return all(math.isfinite(float(paddle.add_n(same))) for same in sums.values())
 
     def remember(self) -> None:
-        """Keep a copy of the buffers (BatchNorm statistics) of a good step, in case the next one is not."""
         for kept, buffer in zip(self._good, self.buffers):
             kept.copy_(buffer, True)
 
     def forget_step(self) -> None:
-        """Restore the buffers to before a step that is skipped."""
         for kept, buffer in zip(self._good, self.buffers):
             buffer.copy_(kept, True)
 
     def same_buffers(self) -> None:
-        """Average over ranks the buffers that differ, as after a forward pass outside of a step."""
-        if self.comm.world.alone or not self.buffers:
-            return
-        digests = [hashlib.sha256(buffer.numpy().tobytes()).hexdigest()[:16] for buffer in self.buffers]
-        gathered = self.comm.gather(digests, "check of buffers")
-        for buffer, *theirs in zip(self.buffers, *gathered):
-            if len(set(theirs)) > 1:
-                total = self.comm.all_reduce(buffer.astype("float64"), "average of buffers")
-                buffer.copy_((total / self.comm.world.size).astype(buffer.dtype), True)
+        average_buffers(self.comm, self.buffers, [buffer.numpy() for buffer in self.buffers])
         self.remember()
+
+
+def average_buffers(comm: Comm, buffers: list[Any], values: list[np.ndarray[Any, Any]]) -> None:
+    """Average over ranks the buffers whose values differ."""
+    if comm.world.alone or not buffers:
+        return
+    digests = [hashlib.sha256(array.tobytes()).hexdigest()[:16] for array in values]
+    gathered = comm.gather(digests, "check of buffers")
+    for buffer, *theirs in zip(buffers, *gathered):
+        if len(set(theirs)) > 1:
+            total = comm.all_reduce(buffer.astype("float64"), "average of buffers")
+            buffer.copy_((total / comm.world.size).astype(buffer.dtype), True)
 
 
 def _over(array: np.ndarray[Any, Any]) -> Any:

@@ -12,7 +12,7 @@ from paddle import nn
 from ppfleet.errors import FleetError
 
 # `_BatchNormBase` is the parent of BatchNorm1D/2D/3D and SyncBatchNorm; BatchNorm is the old fluid-style layer.
-_BATCH_NORMS = (nn.layer.norm._BatchNormBase, nn.BatchNorm)
+BATCH_NORMS = (nn.layer.norm._BatchNormBase, nn.BatchNorm)
 
 
 def unwrap(net: Any) -> Any:
@@ -132,7 +132,7 @@ def batch_norm_statistics(net: Any) -> list[Any]:
     return [
         buffer
         for layer in net.sublayers(include_self=True)
-        if isinstance(layer, _BATCH_NORMS)
+        if isinstance(layer, BATCH_NORMS)
         for buffer in (layer._mean, layer._variance)
         if buffer is not None
     ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from typing import Any
 
-import numpy as np
 import paddle
 
 from ppfleet.distributed.devices import Device
@@ -14,13 +14,35 @@ from ppfleet.errors import FleetError
 
 LEVELS = ("O0", "O1", "O2")
 DTYPES = ("float16", "bfloat16")
-_MOVING = ("scale", "incr_count", "decr_count")
+FLOOR = 1.0  # of the loss scale
+HOPELESS = 20  # overflows in a row: the scale has reached its floor from any start that makes sense
+
+
+class LossScaler:
+    """Keeps small float16 gradients from vanishing: the loss is multiplied before the backward pass, the gradients are
+    divided after it. An overflow skips the step and halves the scale; many good steps double it.
+
+    Paddle's own GradScaler reads the device at every step, and fails at the first overflow with NumPy 2.
+    """
+
+    def __init__(self, scale: float = 2.0**15, double_after: int = 2000) -> None:
+        self.scale, self.double_after = scale, double_after
+        self.good = 0  # steps since the scale changed
+        self.overflows = 0  # in a row
+
+    def update(self, overflow: bool) -> None:
+        self.overflows = self.overflows + 1 if overflow else 0
+        self.good = 0 if overflow else self.good + 1
+        if overflow:
+            self.scale = max(FLOOR, self.scale / 2)
+        elif self.good == self.double_after:
+            self.scale, self.good = self.scale * 2, 0
 
 
 class Precision:
     """AMP at one level: O0 is float32, O1 casts within the forward pass, O2 also stores weights in low precision.
 
-    Paddle has no autocast on a CPU: there every level is O0, and `note` says so.
+    Where Paddle has no autocast (on a CPU, for some dtypes on some devices) every level is O0, and `note` says so.
     """
 
     def __init__(self, level: str, dtype: str | None, device: Device) -> None:
@@ -28,15 +50,11 @@ class Precision:
             raise FleetError(f"amp must be one of {', '.join(LEVELS)}, got {level!r}")
         if dtype not in (None, *DTYPES):
             raise FleetError(f"amp_dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-        self.level = level if device.has_autocast else "O0"
         self.dtype = dtype or "float16"
-        self.note = (
-            f"amp={level} has no effect: Paddle has no autocast on a {device.title}, this job computes in float32"
-        )
-        if self.level == level:
-            self.note = ""
-        # bfloat16 has float32's range and needs no scaling; a disabled scaler passes everything through.
-        self.scaler = paddle.amp.GradScaler(enable=self.scaling, init_loss_scaling=2.0**15)
+        works = level == "O0" or (device.has_autocast and _casts(self.dtype))
+        self.level = level if works else "O0"
+        self.note = "" if works else _note(level, self.dtype if device.has_autocast else "", device)
+        self.scaler = LossScaler()
 
     def __str__(self) -> str:
         return f"{self.level} {self.dtype}" if self.enabled else self.level
@@ -47,6 +65,7 @@ class Precision:
 
     @property
     def scaling(self) -> bool:
+        """Only for float16: bfloat16 has float32's range."""
         return self.enabled and self.dtype == "float16"
 
     def wrap(self, net: Any, optimizer: Any) -> None:
@@ -64,16 +83,52 @@ class Precision:
 
         net.forward = autocast
 
+    def scaled(self, loss: Any) -> Any:
+        return loss * self.scaler.scale if self.scaling else loss
+
+    def unscale(self, gradients: list[Any]) -> Any:
+        """Divide gradients by the scale, in place; a float32 tensor of shape [1] that is 1 unless all are finite."""
+        kinds: dict[Any, list[Any]] = {}
+        for gradient in gradients:
+            kinds.setdefault(gradient.dtype, []).append(gradient)
+        scale = paddle.full([1], self.scaler.scale if self.scaling else 1.0, dtype="float32")
+        found = [
+            paddle._C_ops.check_finite_and_unscale_(same, scale.astype("float64") if kind == paddle.float64 else scale)[
+                1
+            ]
+            for kind, same in kinds.items()
+        ]
+        bad = [flag.astype("float32") for flag in found]
+        return bad[0] if len(bad) == 1 else paddle.add_n(bad) if bad else paddle.zeros([1])
+
     def state(self) -> dict[str, float]:
-        """The part of the scaler's state that changes during training, as plain data for state.json."""
-        state = self.scaler.state_dict() if self.scaling else {}
-        return {name: float(np.asarray(state[name]).reshape(-1)[0]) for name in _MOVING if name in state}
+        """What changes during training, as plain data for state.json."""
+        scaler = self.scaler
+        return (
+            {"scale": scaler.scale, "incr_count": scaler.good, "decr_count": scaler.overflows} if self.scaling else {}
+        )
 
     def restore(self, state: dict[str, float]) -> None:
         if state:
-            scale, increments, decrements = (state[name] for name in _MOVING)
-            moving = dict(zip(_MOVING, (np.array([scale], dtype=np.float32), int(increments), int(decrements))))
-            self.scaler.load_state_dict({**self.scaler.state_dict(), **moving})
+            self.scaler.scale, self.scaler.good = float(state["scale"]), int(state["incr_count"])
+            self.scaler.overflows = int(state["decr_count"])
+
+
+def _casts(dtype: str) -> bool:
+    """Whether Paddle computes in that dtype here: where it cannot, it takes float32 without a word."""
+    one = paddle.ones([2, 2])
+    try:
+        with paddle.amp.auto_cast(level="O1", dtype=dtype), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = paddle.matmul(one, one)
+    except (RuntimeError, NotImplementedError, ValueError):  # no such operator
+        return False
+    return str(made.dtype).rpartition(".")[2] == dtype
+
+
+def _note(level: str, dtype: str, device: Device) -> str:
+    lacks = f"no autocast to {dtype}" if dtype else "no autocast"
+    return f"amp={level} has no effect: Paddle has {lacks} on a {device.title}, this job computes in float32"
 
 
 def plain(net: Any) -> Any:

@@ -14,11 +14,11 @@ from ppfleet.data.loader import Loader
 from ppfleet.distributed.collectives import Comm
 from ppfleet.errors import FleetError, MismatchError, NonFiniteError
 from ppfleet.training.gradients import Exchange, Vitals
-from ppfleet.training.model import only_reads_gradients
-from ppfleet.training.precision import Precision
+from ppfleet.training.precision import HOPELESS, Precision
 from ppfleet.training.state import TrainingState
 
 ON_NAN = ("stop", "skip")
+BACKWARD = "backward and all-reduce"
 
 
 class Stepper:
@@ -40,9 +40,12 @@ class Stepper:
         self.loss = math.nan  # mean over all ranks, of the last good step
         self.called = True  # whether the current batch went through backward
         self._share = 1.0  # of the current batch in its step, by samples
-        self._sum = 0.0
+        self._sum: Any = 0.0  # the loss of the batches of this step so far; on an accelerator it stays there
         self._samples = 0
-        exchange.lent = only_reads_gradients(optimizer)
+        self._overlaps = comm.device.overlaps_exchange and isinstance(net, paddle.DataParallel)
+        self._forwarded = False  # whether the model that job.prepare returned has been called for this batch
+        if self._overlaps:
+            net.register_forward_pre_hook(self._note_forward)
         self._everything = net.parameters()  # collected once: walking a large model takes time
 
     def begin(self, loader: Loader, remaining: int | None) -> None:
@@ -54,10 +57,13 @@ class Stepper:
             self._samples = min(state.group * loader.plan.global_batch, ahead)
         # By samples, not 1 / group: the last batch of an epoch may contain padding.
         self._share = loader.real / self._samples if state.group > 1 else 1.0
-        self.called = False
+        self.called = self._forwarded = False
         if isinstance(self.net, paddle.DataParallel):
             # On cards Paddle's reducer overlaps with the last backward pass of a step; on gloo it must never run.
-            self.net.grad_need_sync = self.comm.device.overlaps_exchange and state.done == state.group - 1
+            self.net.grad_need_sync = self._overlaps and state.done == state.group - 1
+
+    def _note_forward(self, *_: Any) -> None:
+        self._forwarded = True
 
     def backward(self, loss: Any) -> None:
         state = self.state
@@ -73,22 +79,35 @@ class Stepper:
         if loss.size != 1:
             raise FleetError(f"job.backward needs a scalar loss, this one has shape {list(loss.shape)}: take its mean")
         self.called = True
-        self._sum += float(loss.item()) * self._share
-        scaled = self.precision.scaler.scale(loss * self._share if state.group > 1 else loss)
-        if self.comm.device.overlaps_exchange and not self.comm.world.alone and self.net.grad_need_sync:
-            with self.comm.overlapped("backward and all-reduce"):  # Paddle's reducer waits for the others in there
-                scaled.backward()
+        self._sum = self.exchange.add_loss(self._sum, loss, self._share)
+        scaled = self.precision.scaled(loss * self._share if state.group > 1 else loss)
+        if self._overlaps and self.net.grad_need_sync:
+            self._backward_and_exchange(scaled)
         else:
             scaled.backward()
         if state.batch_done():
             self._finish()
 
+    def _backward_and_exchange(self, loss: Any) -> None:
+        """On cards: Paddle's reducer exchanges gradients as they are made, and may wait for the others in there."""
+        if not self._forwarded:
+            raise FleetError(
+                f"the loss was not computed by the model that job.prepare returned ({self.comm.world.name()}): call "
+                f"that one, as `net, optimizer = job.prepare(net, optimizer)` does, or no gradients are exchanged"
+            )
+        with self.comm.watched(BACKWARD):
+            loss.backward()
+
     def _refuse_leftovers(self) -> None:
         """Gradients of another loss would be added to this one's silently. (Zeros, as clear_grad() leaves them, are
         harmless.)"""
-        for name, parameter in zip(self.exchange.names, self.exchange.parameters):
-            gradient = parameter._grad_ivar()
-            if gradient is not None and bool((gradient != 0).any()):
+        names = zip(self.exchange.names, self.exchange.parameters)
+        found = {name: gradient for name, p in names if (gradient := p._grad_ivar()) is not None}
+        if not found:
+            return
+        used = paddle.stack([(gradient != 0).any() for gradient in found.values()])
+        for name, left in zip(found, self.comm.read(used, "check of left gradients")):
+            if left:
                 raise FleetError(
                     f"{name} already has a gradient before job.backward on {self.comm.world.name()}, from another "
                     f"loss.backward(): the two would be added. Call job.backward(loss + other) to train on both, or "
@@ -133,22 +152,18 @@ class Stepper:
         where = f"step {self.state.step}, {self.state}"
         self._check_rates(vitals, where)
         self._check_weights(vitals, where)
-        if self._finite(vitals):
+        if not vitals.bad and not vitals.overflow:
             self.loss = vitals.loss
             self.state.begin_update()
-            self.precision.scaler.step(self.optimizer)
-            self.precision.scaler.update()
+            self.optimizer.step()
+            self.precision.scaler.update(overflow=False)
             self.exchange.remember()
             self._clear()
             self.state.step_made()
+        elif self.precision.scaling and not vitals.bad:
+            self._skip_overflow(where)
         else:
             self._skip_or_stop(vitals, where)
-
-    def _finite(self, vitals: Vitals) -> bool:
-        if not vitals.bad and self.comm.device.overlaps_exchange and not self.precision.scaling:
-            # The gradients are already summed here, so the rank is unknown. A scaler checks by itself.
-            return self.exchange.reduced_finite()
-        return not vitals.bad
 
     def _check_rates(self, vitals: Vitals, where: str) -> None:
         if len(set(vitals.rates)) > 1:
@@ -172,21 +187,39 @@ class Stepper:
                 ranks=_odd(vitals.sums),
             )
 
+    def _skip_overflow(self, where: str) -> None:
+        """float16 gradients that do not fit: expected now and then, the loss scale adapts."""
+        scaler = self.precision.scaler
+        scaler.update(overflow=True)
+        if scaler.overflows >= HOPELESS:
+            self._drop_step()
+            raise NonFiniteError(
+                f"{scaler.overflows} steps in a row had float16 gradients that are not finite, at last with a loss "
+                f"scale of {scaler.scale:g} ({where}): the model diverges, or needs amp_dtype='bfloat16' or 'O0'"
+            )
+        self._skip(f"float16 gradients overflowed ({where}); the loss scale is now {scaler.scale:g}")
+
     def _skip_or_stop(self, vitals: Vitals, where: str) -> None:
         who = ", ".join(self.comm.world.name(rank) for rank in vitals.bad) or "some rank"
         what = f"the loss or a gradient is NaN or infinite on {who} ({where})"
-        self.exchange.forget_step()
-        self._clear()
         if self.on_nan == "stop":
-            self.state.step_refused()
-            self.comm.flight.step = self.state.step
+            self._drop_step()
             raise NonFiniteError(
                 f"{what}. The weights are those of the previous step; on_nan='skip' skips such steps",
                 ranks=vitals.bad,
             )
+        self._skip(what)
+
+    def _skip(self, why: str) -> None:
+        self.drop_batch()
         self.state.step_skipped()
         if self.comm.world.first:
-            log.say(f"step skipped: {what}; {self.state.skipped} steps skipped so far")
+            log.say(f"step skipped: {why}; {self.state.skipped} steps skipped so far")
+
+    def _drop_step(self) -> None:
+        self.drop_batch()
+        self.state.step_refused()
+        self.comm.flight.step = self.state.step
 
 
 def _odd(values: Sequence[float]) -> list[int]:

@@ -157,7 +157,7 @@ def through(path, way, clips):
             scores = net[1](scores)
         job.backward(F.cross_entropy(scores, labels))
     exchange = job._loop.stepper.exchange
-    return [tensors.fingerprint(net), exchange._shared is not None, exchange.lent]
+    return [tensors.fingerprint(net), exchange._shared is not None, exchange._lent]
 
 
 @pytest.mark.parametrize("clips", [False, True])

@@ -1,6 +1,5 @@
 """The device table: what it says of each device, and what is chosen where."""
 
-import dataclasses
 import sys
 import types
 
@@ -13,10 +12,16 @@ from ppfleet.errors import WorldError
 
 @pytest.fixture
 def paddle(monkeypatch):
-    """A Paddle with that many cards: the table asks it nothing else."""
-    found = types.SimpleNamespace(cards=0, cuda=True, set=None)
+    """A Paddle with that many cards, and these plugins' devices: the table asks it nothing else."""
+    found = types.SimpleNamespace(cards=0, cuda=True, set=None, kunlun=0, plugins=[])
     found.is_compiled_with_cuda = lambda: found.cuda
-    found.device = types.SimpleNamespace(cuda=types.SimpleNamespace(device_count=lambda: found.cards))
+    found.is_compiled_with_xpu = lambda: found.kunlun > 0
+    found.framework = types.SimpleNamespace(core=types.SimpleNamespace(get_xpu_device_count=lambda: found.kunlun))
+    found.device = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(device_count=lambda: found.cards),
+        get_all_custom_device_type=lambda: sorted({name.partition(":")[0] for name in found.plugins}),
+        get_available_custom_device=lambda: found.plugins,
+    )
     found.set_device = lambda name: setattr(found, "set", name)
     monkeypatch.setitem(sys.modules, "paddle", found)
     return found
@@ -33,8 +38,18 @@ def test_auto_is_a_card_where_there_is_one(paddle):
 def test_a_device_that_is_not_there_is_refused(paddle):
     with pytest.raises(WorldError, match="device='gpu', but .*; use device='cpu', or 'auto'"):
         devices.choose("gpu")
-    with pytest.raises(WorldError, match="device must be one of auto, cpu, gpu, got 'tpu'"):
+    with pytest.raises(WorldError, match="device='npu', but paddle-custom-npu is not installed"):
+        devices.choose("npu")
+    with pytest.raises(WorldError, match="device must be one of auto, cpu, gpu, xpu, .*, got 'tpu'"):
         devices.choose("tpu")
+
+
+def test_auto_says_when_it_leaves_an_accelerator_unused(paddle, monkeypatch, capfd):
+    monkeypatch.setattr(devices.Device, "files", lambda self: 8 * (self.name == "npu"))
+    assert devices.choose("auto") is CPU
+    assert "this machine has 8 Ascend NPU(s), for which paddle-custom-npu is not installed" in capfd.readouterr().err
+    devices.choose("cpu")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_rank_takes_the_card_that_the_launcher_gave_it(paddle):
@@ -47,14 +62,23 @@ def test_a_rank_takes_the_card_that_the_launcher_gave_it(paddle):
     assert paddle.set == "cpu"
 
 
-def test_another_device_is_one_row(monkeypatch, paddle):
-    paddle.device.get_all_custom_device_type = lambda: ["npu"]
-    paddle.device.get_available_custom_device = lambda: ["npu:0", "npu:1", "other:0"]
-    npu = dataclasses.replace(GPU, name="npu", title="NPU", backend="xccl", selected_variable="FLAGS_selected_npus")
-    monkeypatch.setitem(devices.DEVICES, "npu", npu)
-    assert devices.choose("npu") is npu and npu.count() == 2
-    devices.select("npu", {"FLAGS_selected_npus": "1"})
-    assert paddle.set == "npu:1"
+def test_devices_of_plugins_need_no_row(paddle):
+    paddle.plugins = ["new_kind:0", "new_kind:1", "other:0"]
+    row = devices.choose("new_kind")
+    assert row.count() == 2 and row.is_accelerator and devices.choose("auto").name == "new_kind"
+    devices.select("new_kind", {"FLAGS_selected_new_kinds": "1"})
+    assert paddle.set == "new_kind:1"
+    # What Paddle's own launcher sets for such a device.
+    assert row.environment() == {"PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": "new_kind"}
+    assert row.visible_variable == "NEW_KIND_VISIBLE_DEVICES" and row.launch_flag == "--devices"
+
+
+def test_a_row_may_know_more(paddle):
+    paddle.kunlun, paddle.plugins = 4, ["npu:0"]
+    assert (
+        devices.choose("auto").name == "xpu" and devices.choose("xpu").environment()["PADDLE_DISTRI_BACKEND"] == "bkcl"
+    )
+    assert devices.choose("npu").title == "Ascend NPU"
 
 
 def test_names_of_rows_are_their_keys():

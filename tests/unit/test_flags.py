@@ -15,9 +15,14 @@ def own(hosts, env):
     raise WorldError("none of them is an address of this machine")
 
 
+INTERFACES = {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "=eth7"}
+
+
 def machine(cards=0, built=False, env=None):
     found = {"192.168.0.2": "eth7", "127.0.0.2": "lo"}
-    return Machine(cards, built, env or {}, own=own, interface_of=lambda host: found.get(host, ""))
+    return Machine(
+        cards, built, env or {}, own=own, interface_of=lambda host: found.get(host, ""), toward=lambda _: "192.168.0.2"
+    )
 
 
 def translated(*words, **more):
@@ -43,7 +48,7 @@ def on_cpu(devices):
         (["--gpus=0,1"], ["--gpus=0,1"], on_cpu("0,1")),
         (["--selected_gpus", "0,1"], ["--gpus=0,1"], on_cpu("0,1")),
         (["--gpus", "1", "--nproc_per_node=1"], ["--gpus=1"], on_cpu("1")),
-        (["--master", "a:8090", "--nnodes=2"], ["--master=a:8090", "--nnodes=2", "--nproc_per_node=1"], {}),
+        (["--master", "a:8090", "--nnodes=2"], ["--master=a:8090", "--nnodes=2", "--nproc_per_node=1"], INTERFACES),
         (["--use_paddlecloud", "--job_id", "j"], ["--nproc_per_node=1", "--job_id=j"], {}),
     ],
 )  # fmt: skip
@@ -63,7 +68,7 @@ def test_several_machines(ips, host):
     assert launch.arguments == (
         f"--ips={PAIR}", "--host=192.168.0.2", "--nproc_per_node=2", "--start_port=17000", "--log_dir=log",
     )  # fmt: skip
-    assert launch.env == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "eth7"}
+    assert launch.env == INTERFACES
     assert (launch.nodes, launch.host, launch.ports) == (("192.168.0.1", "192.168.0.2"), "192.168.0.2", (17000, 17001))
 
 
@@ -126,6 +131,20 @@ def test_on_cards():
     assert "--nproc_per_node=1" not in translated(cards=2, built=True).arguments  # Paddle takes all cards
 
 
+def test_cards_under_a_list_of_visible_ones(capsys):
+    env = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    launch = translated("--gpus=0,1", cards=8, built=True, env=env)  # Paddle: ValueError: '0' is not in list
+    assert "--gpus=4,5" in launch.arguments
+    assert launch.notes == ("--gpus=0,1 under CUDA_VISIBLE_DEVICES=4,5 means the cards 4,5",)
+    assert "--gpus=5" in translated("--gpus=5", cards=8, built=True, env=env).arguments
+    assert "CUDA_VISIBLE_DEVICES=4,5 leaves only these" in refused(capsys, "--gpus=0,2", cards=8, built=True, env=env)
+
+
+def test_the_interface_is_set_with_a_master_too():
+    assert translated("--master=192.168.0.1:8090", "--nnodes=2").env == INTERFACES
+    assert translated("--master=192.168.0.2:8090", "--nnodes=2").env == INTERFACES
+
+
 def test_more_cards_than_there_are(capsys):
     assert "--gpus=0,5, but this machine has 2 cards" in refused(capsys, "--gpus=0,5", cards=2, built=True)
 
@@ -151,7 +170,7 @@ def test_the_environment_does_not_override_the_flags():
     kept = translated(env={"PADDLE_MASTER": "192.168.0.1:8090", "PADDLE_NNODES": "2"})  # a cluster's own description
     assert kept.without == ()
     mine = translated(f"--ips={PAIR}", env={"GLOO_SOCKET_IFNAME": "ib0"})
-    assert mine.env == {"NCCL_SOCKET_IFNAME": "eth7"}
+    assert mine.env == {"NCCL_SOCKET_IFNAME": "=eth7"}
 
 
 def test_parameter_servers():

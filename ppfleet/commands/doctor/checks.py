@@ -18,7 +18,7 @@ import psutil
 from ppfleet._version import __version__
 from ppfleet.cluster import hosts
 from ppfleet.cluster.ports import port_holder
-from ppfleet.distributed.devices import GPU
+from ppfleet.distributed import devices
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 _MIN_SHM, _MIN_FILES, _MIN_DISK = 512 << 20, 4096, 2 << 30
@@ -120,7 +120,7 @@ def versions() -> dict[str, str]:
         "PaddlePaddle": _paddle_version(),
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "ppfleet": __version__,
-        "cards": str(GPU.files()),
+        "cards": str(devices.of_machine().files()),
     }
 
 

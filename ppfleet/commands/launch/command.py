@@ -27,7 +27,7 @@ from ppfleet.commands.launch import env_secrets
 from ppfleet.commands.launch.flags import Launch, Machine, translate
 from ppfleet.commands.launch.ps_roles import Roles
 from ppfleet.commands.why import cause
-from ppfleet.distributed.devices import GPU
+from ppfleet.distributed import devices
 from ppfleet.errors import PREEMPTED, CommError, FleetError
 
 _DONE = "workers done"
@@ -50,7 +50,8 @@ def say(text: str) -> None:
 
 def this_machine() -> Machine:
     """Which Paddle is installed and how many cards there are, without importing Paddle."""
-    return Machine(cards=GPU.files(), built=GPU.has_wheel(), env=dict(os.environ))
+    row = devices.of_machine()
+    return Machine(cards=row.files(), built=row.has_wheel(), env=dict(os.environ), accelerator=row)
 
 
 def check_here(launch: Launch) -> None:

@@ -18,7 +18,7 @@ from typing import Callable
 from ppfleet.cli import Parser, number
 from ppfleet.cluster import hosts
 from ppfleet.cluster.rendezvous import UNKNOWN
-from ppfleet.distributed.devices import CPU, DEVICES, GPU, Device
+from ppfleet.distributed.devices import CPU, GPU, Device
 from ppfleet.errors import WorldError
 
 # Environment variables that would silently override the flags.
@@ -51,6 +51,7 @@ class Machine:
     env: Mapping[str, str] = field(default_factory=dict)
     own: Callable[[Sequence[str], Mapping[str, str]], str] = hosts.own
     interface_of: Callable[[str], str] = hosts.interface_of
+    toward: Callable[[str], str] = hosts.toward
     accelerator: Device = GPU
 
 
@@ -98,7 +99,15 @@ def add_machine_flags(parser: Parser, wait: float, lowest_port: int = 1025) -> N
 def add_process_flags(parser: Parser) -> None:
     """The flags that launch and doctor share: how many processes on each machine."""
     add = parser.add_argument
-    add("--gpus", "--devices", "--selected_gpus", metavar="0,1", help="the cards to use, one process for each")
+    add(
+        "--gpus",
+        "--devices",
+        "--xpus",
+        "--npus",
+        "--selected_gpus",
+        metavar="0,1",
+        help="the cards to use, one process for each",
+    )
     add("--nproc_per_node", type=number(int, 1, 1024), metavar="N", help="processes on each machine, without cards")
 
 
@@ -186,7 +195,8 @@ class _Translation:
             arguments.append(f"--nproc_per_node={count}")
         if nodes:
             arguments.append(f"--start_port={port}")
-            self._interfaces(nodes, host)
+            if len(nodes) > 1:
+                self._interfaces(host)
         arguments.append(f"--log_dir={o.log_dir}")
         arguments += [f"--job_id={o.job_id}"] if o.job_id else []
         ports = tuple(range(port, port + max(1, count))) if nodes else ()
@@ -194,6 +204,8 @@ class _Translation:
             first, _, text = o.master.rpartition(":")
             nodes, port = (first, *[UNKNOWN] * (int(o.nnodes) - 1)), int(text)
             host = first if self.machine.interface_of(first) else ""
+            if int(o.nnodes) > 1:
+                self._interfaces(host or o.host or self.machine.toward(first))
         return self._launch(arguments, nodes, host, ports, port - 1)
 
     def servers(self, given: dict[str, str]) -> Launch:
@@ -265,9 +277,27 @@ class _Translation:
             raise WorldError(
                 f"--gpus={self.o.gpus} starts {len(devices)} processes, but --nproc_per_node={self.o.nproc_per_node}"
             )
-        if self.machine.built and self.machine.cards and max(map(int, devices)) >= self.machine.cards:
+        if not (self.machine.built and self.machine.cards):
+            return devices
+        devices = self._visible(devices)
+        if max(map(int, devices)) >= self.machine.cards:
             raise WorldError(f"--gpus={self.o.gpus}, but this machine has {self.machine.cards} cards, numbered from 0")
         return devices
+
+    def _visible(self, devices: list[str]) -> list[str]:
+        """As numbers of the machine's cards, which Paddle's launcher looks up in the list of visible ones."""
+        name = self.machine.accelerator.visible_variable
+        visible = [number.strip() for number in self.machine.env.get(name, "").split(",") if number.strip()]
+        if not visible or set(devices) <= set(visible) or not all(number.isdigit() for number in visible):
+            return devices
+        if max(map(int, devices)) >= len(visible):
+            raise WorldError(
+                f"--gpus={self.o.gpus}, but {name}={','.join(visible)} leaves only these cards visible: choose some of "
+                f"them, or unset {name}"
+            )
+        chosen = [visible[int(number)] for number in devices]
+        self.notes.append(f"--gpus={self.o.gpus} under {name}={','.join(visible)} means the cards {','.join(chosen)}")
+        return chosen
 
     def _without_cards(self, devices: list[str]) -> None:
         """A command for cards on a machine without cards: start as many CPU processes, with a note."""
@@ -302,10 +332,11 @@ class _Translation:
             raise WorldError(f"--master must be address:port, got {o.master!r}")
         return [f"--master={o.master}", f"--nnodes={o.nnodes}", *([f"--host={o.host}"] if o.host else [])]
 
-    def _interfaces(self, nodes: tuple[str, ...], host: str) -> None:
+    def _interfaces(self, host: str) -> None:
         """Without these variables gloo and NCCL use the interface of the address that the host's name resolves to."""
-        if len(nodes) < 2 or not (interface := self.machine.interface_of(host)):
+        if not (interface := self.machine.interface_of(host)):
             return
-        for name in (device.interface_variable for device in DEVICES.values()):
-            if not self.machine.env.get(name):
-                self.env[name] = interface
+        for device in (CPU, self.machine.accelerator):
+            name = device.interface_variable
+            if name and not self.machine.env.get(name):
+                self.env[name] = device.interface_prefix + interface

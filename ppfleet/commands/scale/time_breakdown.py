@@ -16,7 +16,7 @@ from typing import Any
 from ppfleet.watchdog.recorder import Entry, Record
 
 _NEWEST = 256  # exchanges that are examined one by one: every ring still holds them, and they fit into a message
-_OVERLAPPED = "backward and all-reduce"  # the name that Comm.overlapped gives it
+_OVERLAPPED = "backward and all-reduce"  # the name that Stepper gives it
 _SHAPE = re.compile(r"\[([\d, ]*)\] (\w+)")
 _WIDTH = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2}
 

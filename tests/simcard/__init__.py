@@ -1,11 +1,11 @@
 """A simulated card for tests: a CustomDevice plugin of type `sim`. README.md says what it does and does not.
 
-    run(function, 2, tmp_path, env=environment(2, delay_us=1000))     # tests/harness.py
+run(function, 2, tmp_path, env=environment(2, delay_us=1000))     # tests/harness.py
 
-    def function():
-        enter_rank()                 # before Paddle is imported
-        import paddle
-        paddle.set_device("sim")
+def function():
+    enter_rank()                 # before Paddle is imported
+    import paddle
+    paddle.set_device("sim")
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -73,8 +74,9 @@ void ApplyRules(Task* task, bool collective, uint64_t collective_number, bool co
 // ---- collective.cc
 
 void Progress();                       // what a thread does between two looks at another process
-// Adds up `count` floats of host memory over all ranks; returns how many ranks there are.
-size_t SumOverRanks(C_Stream stream, float* values, size_t count);
+// Adds up values over all ranks when the stream comes to it; returns how many ranks there are.
+using Values = std::shared_ptr<std::vector<float>>;
+size_t SumOverRanks(C_Stream stream, const Values& values);
 
 // ---- Each part fills in its functions of Paddle's table.
 

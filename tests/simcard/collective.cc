@@ -106,9 +106,11 @@ C_Status ReduceScatter(void* send, void* recv, size_t n, C_DataType type, C_CCLR
 
 }  // namespace
 
-size_t SumOverRanks(C_Stream stream, float* values, size_t count) {
+size_t SumOverRanks(C_Stream stream, const Values& values) {
   if (!World() || settings().local_sync_bn) return 1;
-  AllReduce(values, values, count, FLOAT32, SUM, World(), stream);
+  auto* data = reinterpret_cast<char*>(values->data());
+  Collective one{kAllReduce, data, data, values->size(), FLOAT32, SUM, 0, World()};
+  LaunchCollective(kNames[kAllReduce], values->size() * sizeof(float), World(), stream, [one, values] { one.Run(); });
   return World()->size;
 }
 

@@ -1,6 +1,6 @@
 """What this process asked of its simulated cards, counted by the plugin.
 
-    reset(); step(); assert counters()["d2h"] == 0      # the step reads nothing back
+reset(); step(); assert counters()["d2h"] == 0      # the step reads nothing back
 """
 
 from __future__ import annotations

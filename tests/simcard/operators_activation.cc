@@ -65,6 +65,7 @@ void RegisterActivations() {
   SIM_KERNEL(isnan, Unary);
   SIM_KERNEL(isinf, Unary);
   SIM_KERNEL(logical_not, Unary);
+  SIM_KERNEL(bitwise_not, Unary);
 }
 
 }  // namespace sim

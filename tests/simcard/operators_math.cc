@@ -60,6 +60,9 @@ void RegisterMath() {
   SIM_KERNEL(logical_and, Binary);
   SIM_KERNEL(logical_or, Binary);
   SIM_KERNEL(logical_xor, Binary);
+  SIM_KERNEL(bitwise_and, Binary);
+  SIM_KERNEL(bitwise_or, Binary);
+  SIM_KERNEL(bitwise_xor, Binary);
   SIM_KERNEL(sum, SIM_SIGNATURE(SumKernel));
   SIM_KERNEL(sum_grad, SIM_SIGNATURE(ReduceSumGradKernel));
   SIM_KERNEL(mean, SIM_SIGNATURE(MeanKernel));

@@ -13,8 +13,6 @@ T* Data(const DenseTensor& tensor) {
   return static_cast<T*>(Reach(tensor.data()));
 }
 
-using Sums = std::shared_ptr<std::vector<float>>;
-
 struct Shape {
   int64_t images, channels, pixels;
   explicit Shape(const DenseTensor& x)
@@ -41,7 +39,7 @@ void Forward(const phi::CustomContext& ctx, In x, In mean, In variance, In scale
         (*sums)[shape.channel(i)] += value, (*sums)[shape.channels + shape.channel(i)] += value * value;
       }
     });
-    ranks = SumOverRanks(static_cast<C_Stream>(ctx.stream()), sums->data(), sums->size());
+    ranks = SumOverRanks(static_cast<C_Stream>(ctx.stream()), sums);
   }
   T* to = Data<T>(*y);
   const float *old_mean = Data<float>(mean), *old_variance = Data<float>(variance), *gain = Data<float>(scale),
@@ -72,7 +70,6 @@ template <class T>
 void Backward(const phi::CustomContext& ctx, In x, In scale, In, In saved_mean, In saved_variance, Optional, In y_grad,
               float, float, const std::string&, bool, bool, bool, Out x_grad, Out scale_grad, Out bias_grad) {
   Shape shape(x);
-  ctx.template Alloc<T>(x_grad);
   auto sums = std::make_shared<std::vector<float>>(2 * shape.channels, 0.0f);
   const T *from = Data<T>(x), *gradient = Data<T>(y_grad);
   const float *mu = Data<float>(saved_mean), *inverse = Data<float>(saved_variance), *gain = Data<float>(scale);
@@ -91,8 +88,9 @@ void Backward(const phi::CustomContext& ctx, In x, In scale, In, In saved_mean, 
     if (shift_gradient) std::memcpy(Reach(shift_gradient), sums->data(), bytes);
     if (gain_gradient) std::memcpy(Reach(gain_gradient), sums->data() + shape.channels, bytes);
   });
-  size_t ranks = SumOverRanks(static_cast<C_Stream>(ctx.stream()), sums->data(), sums->size());
-  T* to = Data<T>(*x_grad);
+  size_t ranks = SumOverRanks(static_cast<C_Stream>(ctx.stream()), sums);
+  if (!x_grad) return;
+  T* to = static_cast<T*>(Reach(ctx.template Alloc<T>(x_grad)));
   EnqueueKernel(ctx, "sync_batch_norm_grad", [=, n = x.numel()] {
     float count = static_cast<float>(shape.images * shape.pixels * ranks);
     for (int64_t i = 0; i < n; ++i) {

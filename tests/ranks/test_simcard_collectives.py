@@ -69,7 +69,10 @@ def collectives(dtype):
     return seen
 
 
-@pytest.mark.parametrize("size, dtype", [(2, "float32"), (2, "float16"), (2, "bfloat16"), (3, "float32"), (3, "int64")])
+CASES = [(2, "float32"), (2, "float16"), (2, "bfloat16"), (3, "float32"), (3, "int64")]
+
+
+@pytest.mark.parametrize("size, dtype", CASES[:2] + CASES[3:] if PADDLE26 else CASES)
 def test_collectives(tmp_path, size, dtype):
     before = {path.name for path in Path("/dev/shm").glob("simcard-*")}
     ranks = run(collectives, size, tmp_path, dtype, env=environment(size))
@@ -89,7 +92,9 @@ def test_collectives(tmp_path, size, dtype):
     assert {path.name for path in Path("/dev/shm").glob("simcard-*")} <= before  # nothing is left
 
 
-TYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "int8"]
+TYPES = ["float16", "float32", "float64", "int32", "int64", "uint8", "int8"]
+if not PADDLE26:  # which sends no bfloat16 to custom devices
+    TYPES.append("bfloat16")
 
 
 def sums():

@@ -192,6 +192,10 @@ struct Plain {
   // a tensor are run then and there; others (dropout) run twice: at the launch on blank inputs, only to draw, and on
   // the stream with a generator that starts from the same state.
   static constexpr bool kCreates = false, kReplays = false;
+  // Writes only parts of its output: no float32 copy of it can stand in for it.
+  static constexpr bool kWritesParts = false;
+  // Paddle 2.6 calls a few operators as static graphs do, also in dynamic graphs.
+  static constexpr bool kLegacy = false;
   static void Define(phi::KernelArgsDef*) {}              // where tensors may be
   template <class... A>
   static void Before(const phi::CustomContext&, A...) {}  // before the arguments are kept: meta of outputs
@@ -205,6 +209,10 @@ struct Creates : Plain {
 
 struct Replays : Plain {
   static constexpr bool kReplays = true;
+};
+
+struct Legacy : Plain {
+  static constexpr bool kLegacy = true;
 };
 
 // ---- The launch.
@@ -293,8 +301,9 @@ constexpr DataType kTypes[] = {DataType::BOOL,    DataType::UINT8,   DataType::I
                                DataType::INT32,   DataType::INT64,   DataType::FLOAT16,  DataType::BFLOAT16,
                                DataType::FLOAT32, DataType::FLOAT64};
 
-// Paddle's CPU kernel for this type, else the float32 one if the type is narrower; null if there is none.
-const phi::Kernel* FindCpuKernel(const char* name, DataType type, bool* widened);
+// Paddle's CPU kernel for this type, or null. For float16 and bfloat16 it is the float32 one, unless the type matters:
+// as on cards, sums are then made in float32.
+const phi::Kernel* FindCpuKernel(const char* name, DataType type, bool writes_parts, bool* widened);
 // The entry for static graphs, which the card does not support: it would double the time to compile.
 [[noreturn]] void NotInGraphs(phi::KernelContext*);
 // Enters the kernel; places and types of its arguments are as in `adopted`, which speaks of the CPU.
@@ -305,11 +314,13 @@ bool SameArguments(const char* name, const phi::KernelArgsDef& declared, const p
 template <class Op, class L, int type, class... A>
 void RegisterType(void (*)(const phi::CPUContext&, A...)) {
   bool widened = false;
-  const phi::Kernel* cpu = FindCpuKernel(Op::Name(), static_cast<DataType>(type), &widened);
+  const phi::Kernel* cpu = FindCpuKernel(Op::Name(), static_cast<DataType>(type), Op::Extra::kWritesParts, &widened);
   if (!cpu) return;
   using Run = void (*)(const phi::CustomContext&, A...);
   constexpr Run run = &L::template Run<type>;
-  phi::Kernel kernel(&NotInGraphs, reinterpret_cast<void*>(run));
+  phi::KernelFn in_graphs = &NotInGraphs;
+  if constexpr (Op::Extra::kLegacy) in_graphs = phi::KernelImpl<Run, run>::Compute;
+  phi::Kernel kernel(in_graphs, reinterpret_cast<void*>(run));
   phi::KernelArgsParseFunctor<Run>::Parse(
       phi::KernelKey(phi::Backend::CPU, phi::DataLayout::ALL_LAYOUT, static_cast<DataType>(type)),
       kernel.mutable_args_def());

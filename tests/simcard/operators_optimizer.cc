@@ -58,8 +58,8 @@ void RegisterOptimizers() {
   SIM_KERNEL_WITH(Adam, adamw, SIM_SIGNATURE(AdamwDenseKernel));
   SIM_KERNEL(rmsprop, SIM_SIGNATURE(RmspropDenseKernel));
   SIM_KERNEL(clip_by_norm, SIM_SIGNATURE(ClipByNormKernel));
-  SIM_KERNEL(check_finite_and_unscale, SIM_SIGNATURE(CheckFiniteAndUnscaleKernel));
-  SIM_KERNEL(update_loss_scaling, SIM_SIGNATURE(UpdateLossScalingKernel));
+  SIM_KERNEL_WITH(Legacy, check_finite_and_unscale, SIM_SIGNATURE(CheckFiniteAndUnscaleKernel));
+  SIM_KERNEL_WITH(Legacy, update_loss_scaling, SIM_SIGNATURE(UpdateLossScalingKernel));
 }
 
 }  // namespace sim

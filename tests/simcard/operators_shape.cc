@@ -11,6 +11,8 @@
 #include "paddle/phi/kernels/expand_kernel.h"
 #include "paddle/phi/kernels/eye_kernel.h"
 #include "paddle/phi/kernels/fill_kernel.h"
+#include "paddle/phi/kernels/flatten_grad_kernel.h"
+#include "paddle/phi/kernels/flatten_kernel.h"
 #include "paddle/phi/kernels/flip_kernel.h"
 #include "paddle/phi/kernels/full_kernel.h"
 #include "paddle/phi/kernels/gather_grad_kernel.h"
@@ -26,13 +28,19 @@
 #include "paddle/phi/kernels/slice_grad_kernel.h"
 #include "paddle/phi/kernels/slice_kernel.h"
 #include "paddle/phi/kernels/split_kernel.h"
+#include "paddle/phi/kernels/squeeze_grad_kernel.h"
+#include "paddle/phi/kernels/squeeze_kernel.h"
 #include "paddle/phi/kernels/stack_grad_kernel.h"
 #include "paddle/phi/kernels/stack_kernel.h"
 #include "paddle/phi/kernels/strided_copy_kernel.h"
+#include "paddle/phi/kernels/strided_slice_grad_kernel.h"
+#include "paddle/phi/kernels/strided_slice_kernel.h"
 #include "paddle/phi/kernels/tile_grad_kernel.h"
 #include "paddle/phi/kernels/tile_kernel.h"
 #include "paddle/phi/kernels/transpose_grad_kernel.h"
 #include "paddle/phi/kernels/transpose_kernel.h"
+#include "paddle/phi/kernels/unsqueeze_grad_kernel.h"
+#include "paddle/phi/kernels/unsqueeze_kernel.h"
 #include "paddle/phi/kernels/where_grad_kernel.h"
 #include "paddle/phi/kernels/where_kernel.h"
 
@@ -41,6 +49,7 @@ namespace {
 
 // No InferMeta has been here: the kernels themselves say how their outputs lie in memory, so the launch must know.
 struct ToContiguous : Plain {
+  static constexpr bool kWritesParts = true;  // it does not, but reads parts
   static void Before(const phi::CustomContext&, In in, Out out) {
     phi::DenseTensorMeta meta = in.meta();
     meta.strides = phi::DenseTensorMeta::calc_strides(in.dims());
@@ -50,6 +59,7 @@ struct ToContiguous : Plain {
 };
 
 struct IntoStrides : Plain {
+  static constexpr bool kWritesParts = true;
   static void Before(const phi::CustomContext&, In, const std::vector<int64_t>& dims,
                      const std::vector<int64_t>& strides, int64_t offset, Out out) {
     phi::DenseTensorMeta meta = out->meta();
@@ -92,6 +102,16 @@ void RegisterShapes() {
   SIM_KERNEL(stack_grad, SIM_SIGNATURE(StackGradKernel));
   SIM_KERNEL(slice, SIM_SIGNATURE(SliceKernel));
   SIM_KERNEL(slice_grad, SIM_SIGNATURE(SliceGradKernel));
+#if SIM_PADDLE_MAJOR < 3  // later ones make views, without a kernel
+  SIM_KERNEL(flatten, SIM_SIGNATURE(FlattenKernel));
+  SIM_KERNEL(flatten_grad, SIM_SIGNATURE(FlattenGradKernel));
+  SIM_KERNEL(squeeze, SIM_SIGNATURE(SqueezeKernel));
+  SIM_KERNEL(squeeze_grad, SIM_SIGNATURE(SqueezeGradKernel));
+  SIM_KERNEL(unsqueeze, SIM_SIGNATURE(UnsqueezeKernel));
+  SIM_KERNEL(unsqueeze_grad, SIM_SIGNATURE(UnsqueezeGradKernel));
+#endif
+  SIM_KERNEL(strided_slice, SIM_SIGNATURE(StridedSliceKernel));
+  SIM_KERNEL(strided_slice_grad, SIM_SIGNATURE(StridedSliceGradKernel));
   SIM_KERNEL(expand, SIM_SIGNATURE(ExpandKernel));
   SIM_KERNEL(expand_grad, SIM_SIGNATURE(ExpandGradKernel));
   SIM_KERNEL(tile, SIM_SIGNATURE(TileKernel));

@@ -28,18 +28,23 @@ phi::Backend SimBackend() {
 
 }  // namespace
 
-const phi::Kernel* FindCpuKernel(const char* name, DataType type, bool* widened) {
+const phi::Kernel* FindCpuKernel(const char* name, DataType type, bool writes_parts, bool* widened) {
   auto& factory = phi::KernelFactory::Instance();
-  bool half = type == DataType::FLOAT16 || type == DataType::BFLOAT16;
-  if ((type == DataType::FLOAT16 && Lacks("float16")) || (type == DataType::BFLOAT16 && Lacks("bfloat16"))) return nullptr;
-  phi::KernelKey key(phi::Backend::CPU, phi::DataLayout::ALL_LAYOUT, type);
-  if (!factory.HasKernel(name, key)) {
-    if (!half) return nullptr;
-    key.set_dtype(DataType::FLOAT32);
-    if (!factory.HasKernel(name, key)) return nullptr;
-    *widened = true;
+  auto find = [&](DataType of) -> const phi::Kernel* {
+    phi::KernelKey key(phi::Backend::CPU, phi::DataLayout::ALL_LAYOUT, of);
+    return factory.HasKernel(name, key) ? &factory.SelectKernel(name, key) : nullptr;
+  };
+  if (type != DataType::FLOAT16 && type != DataType::BFLOAT16) return find(type);
+  if (Lacks(type == DataType::FLOAT16 ? "float16" : "bfloat16")) return nullptr;
+  const phi::Kernel *same = find(type), *wide = find(DataType::FLOAT32);
+  if (same) {
+    bool told_type = false;  // it fills or casts to the type that an attribute says
+    for (const auto& attribute : same->args_def().attribute_defs())
+      told_type = told_type || attribute.type_index == phi::AttributeType::DATA_TYPE;
+    if (told_type || writes_parts || !wide) return same;
   }
-  return &factory.SelectKernel(name, key);
+  *widened = wide != nullptr;
+  return wide;
 }
 
 void NotInGraphs(phi::KernelContext*) {

@@ -63,7 +63,17 @@ InputTensor::InputTensor(Call* call, const DenseTensor& tensor)
   call->given[&tensor] = given_;
 }
 
-void InputTensor::Load() { *given_ = widened_ && alias_.initialized() ? Widen(alias_) : alias_; }
+void InputTensor::Load() {
+  *given_ = alias_;
+  if (!widened_) return;
+  if (alias_.initialized()) {
+    *given_ = Widen(alias_);
+  } else if (alias_.meta().valid()) {  // only its shape and type matter
+    phi::DenseTensorMeta meta = alias_.meta();
+    meta.dtype = DataType::FLOAT32;
+    given_->set_meta(meta);
+  }
+}
 
 void InputTensor::Blank() {
   *given_ = DenseTensor();

@@ -182,26 +182,23 @@ def test_data_parallel_gives_what_one_process_gives(tmp_path, mode):
         np.testing.assert_allclose(together[0][key], value, rtol=0, atol=2e-7)
 
 
-def deep(steps):
+def deep():
     rank, size, paddle, dist = begin()
     net = paddle.nn.Sequential(*[paddle.nn.Linear(64, 64) for _ in range(6)])
     net = paddle.DataParallel(net, comm_buffer_size=1e-2, last_comm_buffer_size=1e-2)  # many small buckets
-    for _ in range(steps):
-        net(paddle.ones([4, 64])).mean().backward()
-        net.clear_gradients()
+    net(paddle.ones([4, 64])).mean().backward()
     paddle.device.synchronize()
     return rank
 
 
 def test_the_exchange_overlaps_the_backward_pass(tmp_path):
     env = environment(2, delay_us=3000, collective_delay_us=2000, trace=tmp_path / "trace%r")
-    run(deep, 2, tmp_path, 2, env=env)
+    run(deep, 2, tmp_path, env=env)
     events = [event for event in read_trace(tmp_path / "trace0") if event["event"] in ("begin", "end", "collective")]
     reductions = [i for i, e in enumerate(events) if e["event"] == "begin" and e["name"] == "all_reduce"]
-    assert len(reductions) >= 8
+    assert len(reductions) >= 6
     gradients = [i for i, e in enumerate(events) if e["event"] == "begin" and e["name"] == "matmul_grad"]
-    assert reductions[0] < gradients[-1]
-    assert sum(1 for i in reductions if i < gradients[-1]) >= 4  # most go while the backward pass computes
+    assert sum(1 for i in reductions if i < gradients[-1]) >= 3  # while the backward pass still computes
     assert {e["compute_stream"] for e in events if e.get("name") == "all_reduce" and e["event"] == "collective"} == {
         False
     }

@@ -55,9 +55,8 @@ def collectives(dtype):
     dist.scatter(x, [tensor(10 + other) for other in range(size)] if rank == 0 else None, src=0)
     seen["scatter"] = values(x)
     got = [tensor(0) for _ in range(size)]
-    made = dist.alltoall([tensor(10 * rank + other) for other in range(size)], got) if PADDLE26 else None
-    if made is None and not PADDLE26:
-        dist.alltoall(got, [tensor(10 * rank + other) for other in range(size)])
+    parts = [tensor(10 * rank + other) for other in range(size)]
+    dist.alltoall(*((parts, got) if PADDLE26 else (got, parts)))  # the order of the arguments has changed
     seen["alltoall"] = [values(one) for one in got]
     if rank == 0:
         dist.send(tensor(5, 6), dst=size - 1)

@@ -22,7 +22,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
-.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 coverage site docs-test chaos bench bench-quick size lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 test-sim test-sim26 coverage site docs-test chaos bench bench-quick size lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -66,6 +66,17 @@ test-all: $(VENV) ## everything, the slow tests too
 
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
 	$(PY26) $(PYTEST) -m "not slow"
+
+SIM = tests/ranks/test_cards.py tests/ranks/test_simcard_collectives.py tests/single/test_simcard.py \
+  tests/ranks/test_parity.py tests/ranks/test_comm.py tests/ranks/test_agreement.py tests/ranks/test_evaluation.py \
+  tests/ranks/test_resume.py tests/ranks/test_streams.py tests/ranks/test_rollcall.py tests/faults/test_watch.py \
+  tests/faults/test_checkpoint_faults.py tests/single/test_job.py tests/single/test_loops.py
+
+test-sim: $(VENV) ## the multi-rank suite again, on simulated cards (tests/simcard)
+	PPFLEET_TEST_DEVICE=sim $(PY) -m pytest $(SIM) -n $(JOBS) --dist worksteal --durations 12 -m "not slow"
+
+test-sim26: $(VENV26) ## the same on Paddle 2.6
+	PPFLEET_TEST_DEVICE=sim $(PY26) -m pytest $(SIM) -n $(JOBS) --dist worksteal --durations 12 -m "not slow"
 
 COVER ?= tests/unit tests/single
 

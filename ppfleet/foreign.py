@@ -22,6 +22,11 @@ def tells_of_connection(text: str) -> bool:
     return bool(_CONNECTION.search(text))
 
 
+def tells_of_unused_parameters(text: str) -> bool:
+    """Whether Paddle's reducer says that a parameter was used that it had found unused, or the other way round."""
+    return "find_unused_parameters" in text or "has been ready before" in text
+
+
 def telling_lines(lines: Sequence[str]) -> list[str]:
     """Those of them that tell of a failure."""
     return [line.strip() for line in lines if _FAILURE.search(line)]

@@ -18,6 +18,7 @@ JOIN_MARGIN = 10.0  # more than JOIN, after which a start that Paddle blocks is 
 
 # The watchdog
 STALL = GLOO_TIMEOUT - 5  # a rank lets others wait in a collective: Job(stall=...)
+FIRST_STEP = 300.0  # the same on accelerators until each rank has made a step: they compile and search kernels
 STALL_LONG = 1800.0  # no progress where nobody waits in a collective: Job(stall_long=...)
 BEAT = 1.0  # between two beats of a rank
 BEAT_NEW = 1.5 * BEAT  # a beat that is older may be followed by a newer one: diverged ranks are judged by new ones only

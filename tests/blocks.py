@@ -10,6 +10,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 import ppfleet
+from tests.harness import DEVICE
 
 
 class Points(paddle.io.Dataset):
@@ -129,7 +130,7 @@ def train(
     """A run with shuffling, augmentation, dropout, BatchNorm, momentum and a schedule; `batch` is a rank's."""
     import time
 
-    job = ppfleet.Job(directory, device="cpu", seed=7, **options)
+    job = ppfleet.Job(directory, device=DEVICE, seed=7, **options)
     net = with_batch_norm()
     rate = paddle.optimizer.lr.CosineAnnealingDecay(0.05, T_max=40)
     net, adam = job.prepare(net, paddle.optimizer.Adam(rate, parameters=net.parameters(), weight_decay=1e-4))

@@ -30,10 +30,16 @@ from pathlib import Path
 from typing import Any, Callable
 
 import psutil
+import pytest
 
-from tests import fork_server
+from tests import fork_server, simcard
 
 ROOT = Path(__file__).resolve().parent.parent
+DEVICE = os.environ.get("PPFLEET_TEST_DEVICE", "cpu")  # of the jobs in tests; "sim": simulated cards (make test-sim)
+
+
+on_cpus = pytest.mark.skipif(DEVICE != "cpu", reason="about CPUs: gloo, shared memory or CPU operators")
+on_cards = pytest.mark.skipif(DEVICE == "cpu", reason="about cards: make test-sim runs it on simulated ones")
 
 
 @dataclass
@@ -143,6 +149,8 @@ def environment(rank: int, endpoints: list[str], extra: dict[str, str] | None = 
             PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
             PADDLE_CURRENT_ENDPOINT=endpoints[rank],
         )
+    if DEVICE == "sim":
+        env.update({**simcard.environment(8), **simcard.rank_environment(rank)})
     return {**env, **(extra or {})}
 
 

@@ -129,6 +129,8 @@ def to_tensors(data: Any, tensor: Callable[[Any], Any]) -> Any:
     """The arrays of a collated batch as tensors on the current device; other leaves unchanged."""
     if isinstance(data, np.ndarray):
         return tensor(data)
+    if isinstance(data, paddle.Tensor) and data.place.is_cpu_place():  # made by the user's collate
+        return data if paddle.get_device() == "cpu" else paddle.to_tensor(data)
     if isinstance(data, dict):
         return {name: to_tensors(value, tensor) for name, value in data.items()}
     if isinstance(data, (list, tuple)) and not all(isinstance(item, (str, bytes)) for item in data):

@@ -22,6 +22,7 @@ from paddle.io import DataLoader, Dataset
 from ppfleet import log
 from ppfleet.data.sampler import Plan, mix
 from ppfleet.data.seeding import seed_everything
+from ppfleet.distributed import devices
 from ppfleet.errors import DataError, FleetError, pack, unpack
 
 Collate = Callable[[Sequence[Any]], Any]
@@ -62,7 +63,8 @@ class BatchDrawer(Dataset):
         return key
 
     def __call__(self, keys: Sequence[Key]) -> Any:
-        return self._collate([self.sample(key) for key in keys])
+        with devices.on_host():
+            return self._collate([self.sample(key) for key in keys])
 
     def sample(self, key: Key) -> Any:
         epoch, index = key
@@ -94,7 +96,7 @@ def read(drawer: BatchDrawer, keys: BatchKeys, workers: int, shared_memory: bool
         num_workers=workers,
         collate_fn=drawer.or_report,
         use_shared_memory=shared_memory,
-        worker_init_fn=_die_with_parent,
+        worker_init_fn=_begin,
         prefetch_factor=_PREFETCH,
     )
     batches = None
@@ -184,11 +186,14 @@ class _Deaths:
 _deaths = _Deaths()
 
 
-def _die_with_parent(worker: int) -> None:
-    """Ask Linux to kill this worker when the training process dies, also by SIGKILL, so that no orphans remain. It gets
+def _begin(worker: int) -> None:
+    """A forked process cannot use its parent's card.
+
+    Ask Linux to kill this worker when the training process dies, also by SIGKILL, so that no orphans remain. It gets
     its own process group: a signal to the launcher's group is for the training process, which still needs data."""
     parent = os.getppid()
     os.setpgid(0, 0)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+    paddle.set_device(devices.CPU.name)

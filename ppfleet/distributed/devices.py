@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -226,6 +226,23 @@ def current() -> Device:
 
     name = paddle.get_device().partition(":")[0]
     return DEVICES.get(name) or custom(name)
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Within the block Paddle computes on the CPU: samples are the same wherever they are drawn, and a forked process
+    cannot use its parent's card."""
+    import paddle
+
+    before = paddle.get_device()
+    if before == CPU.name:
+        yield
+        return
+    paddle.set_device(CPU.name)
+    try:
+        yield
+    finally:
+        paddle.set_device(before)
 
 
 def select(name: str, env: Mapping[str, str] | None = None) -> Device:

@@ -15,7 +15,7 @@ import paddle.distributed as dist
 
 from ppfleet.distributed.collectives import Comm
 from ppfleet.errors import FleetError, MismatchError
-from ppfleet.training.gradients import EXCHANGE, Probe, Vitals, average_buffers, checksum
+from ppfleet.training.gradients import EXCHANGE, FIND_UNUSED, Probe, Vitals, average_buffers, checksum
 from ppfleet.training.precision import Precision
 
 
@@ -68,8 +68,8 @@ class CardExchange:
             table = self._read(every, mine.shape[0])
         overflow = bool(table[0, 1])
         for row in table:
-            row[1] = not math.isfinite(row[0])
-            row[0] = 0.0 if row[1] else row[0]
+            row[1] = not math.isfinite(row[0]) or (overflow and comm.world.alone and not self.precision.scaling)
+            row[0] = row[0] if math.isfinite(row[0]) else 0.0
         return Vitals(table, name, overflow)
 
     def _read(self, every: Any, width: int) -> np.ndarray[Any, Any]:
@@ -90,20 +90,21 @@ class CardExchange:
         if self.find_unused:
             return
         unused = [name for name, gradient in zip(self.names, gradients) if gradient is None]
-        advice = "pass find_unused=True to job.prepare if a parameter is used in some steps or on some ranks only"
         if self._unused is None:
             everywhere = self.comm.gather(unused, "check of unused parameters")
-            for name in sorted(set().union(*everywhere)):
+            for name in self.names:
                 without = [rank for rank, names in enumerate(everywhere) if name in names]
                 if len(without) < len(everywhere):
                     shown = ", ".join(map(self.comm.world.name, without))
-                    raise MismatchError(f"{name} was not used in the first step on {shown}: {advice}", ranks=without)
+                    raise MismatchError(
+                        f"{name} was not used in the first step on {shown}: {FIND_UNUSED}", ranks=without
+                    )
             self._unused = unused
         elif unused != self._unused:
             changed = sorted(set(unused) ^ set(self._unused))
             raise FleetError(
                 f"{', '.join(changed[:4])}: {'not used' if changed[0] in unused else 'used'} at this step on "
-                f"{self.comm.world.name()}, unlike at the first: {advice}"
+                f"{self.comm.world.name()}, unlike at the first: {FIND_UNUSED}"
             )
 
     def remember(self) -> None:

@@ -16,6 +16,7 @@ from ppfleet.distributed.collectives import Comm
 _VITALS = 5  # numbers
 _PROBE = 1 << 14  # elements of a parameter that are compared at a step
 EXCHANGE = "all-reduce of gradients"
+FIND_UNUSED = "pass find_unused=True to job.prepare if parameters are used in some steps or on some ranks only"
 
 
 class Vitals:

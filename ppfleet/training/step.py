@@ -9,11 +9,11 @@ from typing import Any
 
 import paddle
 
-from ppfleet import log
+from ppfleet import foreign, log
 from ppfleet.data.loader import Loader
 from ppfleet.distributed.collectives import Comm
 from ppfleet.errors import FleetError, MismatchError, NonFiniteError
-from ppfleet.training.gradients import Exchange, Vitals
+from ppfleet.training.gradients import FIND_UNUSED, Exchange, Vitals
 from ppfleet.training.precision import HOPELESS, Precision
 from ppfleet.training.state import TrainingState
 
@@ -95,8 +95,15 @@ class Stepper:
                 f"the loss was not computed by the model that job.prepare returned ({self.comm.world.name()}): call "
                 f"that one, as `net, optimizer = job.prepare(net, optimizer)` does, or no gradients are exchanged"
             )
-        with self.comm.watched(BACKWARD):
-            loss.backward()
+        try:
+            with self.comm.watched(BACKWARD):
+                loss.backward()
+        except RuntimeError as failure:
+            if not foreign.tells_of_unused_parameters(str(failure)):
+                raise
+            raise FleetError(
+                f"a parameter that was unused in the first step is used now on {self.comm.world.name()}: {FIND_UNUSED}"
+            ) from failure
 
     def _refuse_leftovers(self) -> None:
         """Gradients of another loss would be added to this one's silently. (Zeros, as clear_grad() leaves them, are

@@ -23,6 +23,7 @@ class Limits:
     stall: float = STALL  # while others wait in a collective
     long: float = STALL_LONG  # where nobody waits in a collective, and no work is done
     stopped: float = float("inf")  # while a process is stopped
+    first: float = 0.0  # at least, while others wait in a collective and some rank has not made a step yet
     outside: bool = False  # whether a rank that is in nothing counts; live, that may be a person at a notebook
 
     @property
@@ -48,6 +49,7 @@ class Beat:
     recent: Sequence[Operation] = ()  # its newest numbered ones
     busy: float = 1.0  # share of a core that it and its workers have used while idle
     ended: bool = False  # in order, and others may still wait for it
+    warm: bool = True  # whether it has made a step
     stopped: int = 0  # the number of its process, where that is stopped
 
     @classmethod
@@ -114,6 +116,7 @@ def _diverged(beats: Sequence[Beat], now: float) -> Event | None:
 def _late(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
     """A rank has waited too long: the late one has not reached that operation."""
     heard = [b for b in beats if b.waits and now - b.heard < BEAT_FRESH]
+    limits = limits if all(b.warm for b in beats) else replace(limits, stall=max(limits.stall, limits.first))
     limit = {True: limits.stall, False: limits.silent}
     waiting = [b for b in heard if b.waited(now) > limit[b.inside.kind == Kind.COLLECTIVE]]
     if not waiting:

@@ -263,8 +263,9 @@ class Watchdog:
         """Rank 0 checks the others; whether rank 0 itself is alive, the others check."""
         quiet = now - self._beats[0].heard
         waits = [entry.kind for entry in list(self.flight.open) if entry.waits]
-        limits = self.limits
-        if quiet > (limits.stall if Kind.COLLECTIVE in waits else limits.silent if waits else limits.long) + 1:
+        limits, warm = self.limits, self.flight.spent.steps > 0
+        stall = limits.stall if warm else max(limits.stall, limits.first)
+        if quiet > (stall if Kind.COLLECTIVE in waits else limits.silent if waits else limits.long) + 1:
             self._accept(self._seen(0, self._beats[0], now).event(Code.STALL, now))
 
     def _seen(self, rank: int, beat: Beat, now: float) -> Beat:
@@ -321,7 +322,7 @@ class Watchdog:
         return Beat(
             self.world.rank, now, self.world.host, flight.operations, inside, waits, idle=idle, step=flight.step,
             in_step=any(entry.kind == Kind.STEP for entry in opened), age=now - opened[-1].began if opened else 0.0,
-            recent=tuple(flight.recent) if waits else (), busy=busy,
+            recent=tuple(flight.recent) if waits else (), busy=busy, warm=flight.spent.steps > 0,
         )  # fmt: skip
 
     # Messages in

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import run, run_raising
+from tests.harness import DEVICE, run, run_raising
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="mounting a small or read-only file system needs root; CI runs this as root"
@@ -37,7 +37,7 @@ def train(directory, epochs, width=16, other_optimizer=False, seed=1):
     from ppfleet.checkpoint import tensors
     from tests import blocks
 
-    job = ppfleet.Job(directory, device="cpu", seed=seed)
+    job = ppfleet.Job(directory, device=DEVICE, seed=seed)
     net = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 10))
     optimizer = paddle.optimizer.SGD if other_optimizer else paddle.optimizer.Adam
     wrapped, adam = job.prepare(net, optimizer(0.01, parameters=net.parameters()))
@@ -60,7 +60,7 @@ def fills_up(directory, mount):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(directory, device="cpu", seed=1)
+    job = ppfleet.Job(directory, device=DEVICE, seed=1)
     net = nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, 10))
     wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
     data = job.loader(blocks.Points(64), 16 // job.world.size, shuffle=True)
@@ -101,7 +101,7 @@ def load_newest(directory, width):
 
     import ppfleet
 
-    job = ppfleet.Job(f"{directory}-reader", device="cpu", seed=1)
+    job = ppfleet.Job(f"{directory}-reader", device=DEVICE, seed=1)
     net = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 10))
     job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
     job.resume(f"{directory}/checkpoints/latest")
@@ -234,7 +234,7 @@ def two_jobs(directory):
     import ppfleet
     from ppfleet.watchdog import recorder
 
-    job = ppfleet.Job(directory, device="cpu")
+    job = ppfleet.Job(directory, device=DEVICE)
     for number in range(recorder.KEPT):  # as so many refused starts would leave them
         (job.flight.path.parent / f"9{number:012d}-rank0.ring").touch()
     code = f"import ppfleet; ppfleet.Job({directory!r}, device='cpu')"

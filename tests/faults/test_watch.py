@@ -19,7 +19,7 @@ from ppfleet.errors import PREEMPTED, STALLED
 from ppfleet.watchdog import recorder
 from tests import fork_server
 from tests.faults.chaos import VICTIM, saved_step
-from tests.harness import ROOT, environment, free_ports, start, wait_for
+from tests.harness import DEVICE, ROOT, environment, free_ports, start, wait_for
 
 
 class Victims:
@@ -167,7 +167,7 @@ def ends_in_a_sum(path, way):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu")
+    job = ppfleet.Job(path, device=DEVICE)
     net = blocks.mlp()
     job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     for number, (points, labels) in enumerate(job.steps(job.loader(blocks.Points(), 8))):
@@ -200,7 +200,7 @@ def waits_for_another(path):
     """Rank 0 and 1 wait on the store for rank 2, which computes."""
     import ppfleet
 
-    job = ppfleet.Job(path, device="cpu")
+    job = ppfleet.Job(path, device=DEVICE)
     job.comm.barrier("before")
     if job.world.rank == 2:
         (job.directory / "there").touch()
@@ -227,7 +227,7 @@ def held_up(path, holds):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu")
+    job = ppfleet.Job(path, device=DEVICE)
     net = blocks.mlp()
     wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
     choose, done, again = random.Random(1), 0, time.monotonic() + 1
@@ -255,7 +255,7 @@ def blocked(path):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", stall=4)
+    job = ppfleet.Job(path, device=DEVICE, stall=4)
     net = blocks.mlp()
     wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
     for points, labels in job.steps(job.loader(blocks.Points(96), 8)):
@@ -280,7 +280,7 @@ def dies_early(path):
 
     if World.from_env().rank == 1:
         dist.init_parallel_env = lambda: os.kill(os.getpid(), signal.SIGKILL)
-    ppfleet.Job(path, device="cpu")
+    ppfleet.Job(path, device=DEVICE)
 
 
 def test_a_rank_that_dies_where_paddle_holds_python_up(tmp_path):
@@ -302,7 +302,7 @@ def test_an_orphan_from_the_start_does_not_begin(tmp_path):
 def goes_on_after_closing(path):
     import ppfleet
 
-    job = ppfleet.Job(path, device="cpu")
+    job = ppfleet.Job(path, device=DEVICE)
     job.close()
     time.sleep(job.world.rank)
     return job.comm.gather(job.world.rank)
@@ -320,7 +320,7 @@ def many_jobs(path, count):
 
     counts = []
     for number in range(count):
-        ppfleet.Job(f"{path}/{number}", device="cpu").close()
+        ppfleet.Job(f"{path}/{number}", device=DEVICE).close()
         counts.append([len(os.listdir("/proc/self/fd")), threading.active_count()])  # noqa: PTH208
     return counts
 
@@ -371,7 +371,7 @@ def evaluates(path, marker, with_epochs):
     def metric(output, labels):
         return (output.argmax(-1) == labels).astype("float32")
 
-    job = ppfleet.Job(path, device="cpu", seed=1)
+    job = ppfleet.Job(path, device=DEVICE, seed=1)
     net = blocks.mlp()
     wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
     train, val = job.loader(blocks.Points(64), 8, shuffle=True), job.loader(Slow(256), 8)
@@ -439,7 +439,7 @@ def loads_long(path, own):
 
     if own:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(17))
-    job = ppfleet.Job(path, device="cpu")
+    job = ppfleet.Job(path, device=DEVICE)
     (job.directory / "there").touch()
     time.sleep(600)
 

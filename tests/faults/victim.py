@@ -23,6 +23,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+DEVICE = os.environ.get("PPFLEET_TEST_DEVICE", "cpu")
 PAUSE = 0.03  # seconds a step, so that there is a middle of a step for something to happen in
 
 
@@ -98,7 +99,7 @@ def train(directory: str, plan: dict) -> None:
     import ppfleet
     from ppfleet import metrics
 
-    job = ppfleet.Job(directory, device="cpu", seed=3, save_every=plan.get("save_every", 5), **plan.get("options", {}))
+    job = ppfleet.Job(directory, device=DEVICE, seed=3, save_every=plan.get("save_every", 5), **plan.get("options", {}))
     rank = job.world.rank
     net = Network(11 if plan["kind"] == "other-shape" and rank == plan["rank"] else 10)
     rate = paddle.optimizer.lr.StepDecay(0.05, step_size=1000)

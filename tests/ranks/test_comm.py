@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.harness import free_ports, run, run_raising, start
+from tests.harness import DEVICE, free_ports, on_cpus, run, run_raising, start
 
 
 def make():
@@ -13,7 +13,7 @@ def make():
     from ppfleet.distributed.world import World
 
     world = World.from_env()
-    return Comm(world, devices.select("cpu"))
+    return Comm(world, devices.select(DEVICE))
 
 
 def collectives():
@@ -67,6 +67,7 @@ def refused(dtype):
     make().all_reduce(paddle.ones([2]).astype(dtype), "a test")
 
 
+@on_cpus
 @pytest.mark.parametrize("dtype", ["float16", "int16", "complex64"])
 def test_what_gloo_gets_wrong_is_refused(tmp_path, dtype):
     for kind, message in run_raising(refused, 2, tmp_path, dtype):

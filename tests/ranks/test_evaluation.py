@@ -1,6 +1,6 @@
 """Exact evaluation: every sample once, the same figures on any number of ranks."""
 
-from tests.harness import run
+from tests.harness import DEVICE, run
 
 
 def evaluate(path, length, workers):
@@ -10,7 +10,7 @@ def evaluate(path, length, workers):
     from ppfleet import metrics
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=3)
+    job = ppfleet.Job(path, device=DEVICE, seed=3)
     net = blocks.with_batch_norm()
     net, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     val = job.loader(blocks.Points(length), 64, workers=workers)
@@ -57,9 +57,9 @@ def statistics(path):
     from ppfleet import metrics
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=3)
+    job = ppfleet.Job(path, device=DEVICE, seed=3)
     net = blocks.with_batch_norm()
-    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()), sync_bn=False)
     wrapped(paddle.full([8, 16], float(job.world.rank)))
     before = net[1]._mean.numpy().tolist()
     scores = job.evaluate(wrapped, job.loader(blocks.Points(64), 8), loss=metrics.cross_entropy)
@@ -86,7 +86,7 @@ def counts(path):
     from ppfleet.errors import FleetError
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=3)
+    job = ppfleet.Job(path, device=DEVICE, seed=3)
     net = blocks.mlp()
     net, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
 

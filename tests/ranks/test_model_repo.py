@@ -317,7 +317,7 @@ def test_weights_know_how_their_images_are_prepared(place):
         ("train", ["--data-path=nothing"], 1, "error: nothing has no train/ (it contains nothing)"),
         ("train", ["--data-path=data", "--batch-size=0"], 2, "must be an integer >= 1, got '0'"),
         ("train", ["--data-path=data", "--batch-size=1000"], 1, "error: "),
-        ("train", ["--data-path=data", "--device=tpu"], 1, "error: device must be one of auto, cpu, gpu, got 'tpu'"),
+        ("train", ["--data-path=data", "--device=tpu"], 1, "error: device must be one of auto, cpu, gpu, xpu, "),
         ("train", ["--data-path=data", "--use-gpu=True"], 1, "error: device='gpu', but "),
         ("train", ["--data-path=data", "--use-gpu=True", "--device=cpu"], 2, "contradict each other"),
         ("train", ["--data-path=data", "--augment=blur"], 2, "expected none or a list of flip, jitter, rand"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.harness import run
+from tests.harness import DEVICE, on_cpus, run
 
 GLOBAL_BATCH = 16
 
@@ -16,7 +16,7 @@ def gradients(kind, accumulate, path):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=1, accumulate=accumulate)
+    job = ppfleet.Job(path, device=DEVICE, seed=1, accumulate=accumulate)
     size = 64 if kind == "mobilenet" else 32
     net = paddle.vision.models.mobilenet_v3_small(num_classes=10) if kind == "mobilenet" else blocks.small_conv()
     sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters(), grad_clip=clipping(kind))
@@ -110,7 +110,7 @@ def padded_step(path, length, accumulate=1):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=1, accumulate=accumulate)
+    job = ppfleet.Job(path, device=DEVICE, seed=1, accumulate=accumulate)
     net = blocks.mlp()
     wrapped, sgd = job.prepare(net, paddle.optimizer.SGD(0.5, parameters=net.parameters()))
     data = job.loader(blocks.Points(length), 12 // job.world.size // accumulate, shuffle=True, tail="pad")
@@ -144,7 +144,7 @@ def through(path, way, clips):
     from ppfleet.checkpoint import tensors
     from tests import blocks
 
-    job = ppfleet.Job(f"{path}/{way}{clips}", device="cpu", seed=1)
+    job = ppfleet.Job(f"{path}/{way}{clips}", device=DEVICE, seed=1)
     if way == "gloo":
         job.comm.share = lambda *_: None
     net = nn.LayerList([blocks.with_batch_norm(), nn.Linear(10, 10)])
@@ -160,6 +160,7 @@ def through(path, way, clips):
     return [tensors.fingerprint(net), exchange._shared is not None, exchange._lent]
 
 
+@on_cpus
 @pytest.mark.parametrize("clips", [False, True])
 def test_shared_memory_gives_the_bits_that_gloo_gives(tmp_path, clips):
     """Of two summands: with more, gloo has an order of its own. Clipping writes to gradients, the rest only reads."""
@@ -200,6 +201,7 @@ def untouched():
     return found
 
 
+@on_cpus
 def test_paddles_optimizers_only_read_gradients(tmp_path):
     """What `Exchange` relies on when it lends them everybody's sum."""
     (found,) = run(untouched, 1, tmp_path)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.harness import run, run_raising, start
+from tests.harness import DEVICE, run, run_raising, start
 
 
 def train(directory, options):
@@ -108,7 +108,7 @@ def part_of_an_epoch(directory, batch, steps):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(directory, device="cpu", seed=5)
+    job = ppfleet.Job(directory, device=DEVICE, seed=5)
     net = blocks.mlp()
     wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
     data = job.loader(blocks.Points(1030), batch, shuffle=True, tail="pad")
@@ -147,7 +147,7 @@ def with_other_data(directory, length, shuffle):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(directory, device="cpu", seed=5, save_every=3)
+    job = ppfleet.Job(directory, device=DEVICE, seed=5, save_every=3)
     net = blocks.mlp()
     job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
     job.resume()
@@ -176,7 +176,7 @@ def left_in_the_middle_of_a_step(directory):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(directory, device="cpu", seed=5, accumulate=2)
+    job = ppfleet.Job(directory, device=DEVICE, seed=5, accumulate=2)
     net = blocks.mlp()
     job.prepare(net, paddle.optimizer.SGD(0.01, parameters=net.parameters()))
     for number, (points, labels) in enumerate(job.steps(job.loader(blocks.Points(64), 8, shuffle=True))):
@@ -221,7 +221,7 @@ def with_paddles_numbers(directory, workers, stop):
             point, label = super().__getitem__(index)
             return point + paddle.uniform([16]).numpy(), label
 
-    job = ppfleet.Job(directory, device="cpu", seed=7)
+    job = ppfleet.Job(directory, device=DEVICE, seed=7)
     net = blocks.mlp(dropout=0.3)
     net, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     train = job.loader(Noisy(64), 16 // job.world.size, shuffle=True, workers=workers)

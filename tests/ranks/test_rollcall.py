@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.harness import environment, free_ports, run_raising, start
+from tests.harness import DEVICE, environment, free_ports, run_raising, start
 
 
 def joined(version, code):
@@ -160,7 +160,7 @@ def orphaned_while_waiting(path):
         raise RuntimeError("saw that its launcher is gone, and does not begin")
     until = time.monotonic() + 2
     handshake.is_orphan = lambda: time.monotonic() > until
-    ppfleet.Job(path, device="cpu")
+    ppfleet.Job(path, device=DEVICE)
 
 
 def test_a_launcher_that_dies_during_the_roll_call_is_noticed(tmp_path):

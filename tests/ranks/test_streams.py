@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness import run, run_raising, start
+from tests.harness import DEVICE, run, run_raising, start
 
 
 def stream(kind, length=96):
@@ -45,7 +45,7 @@ def train(path, kind):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=3)
+    job = ppfleet.Job(path, device=DEVICE, seed=3)
     net = blocks.mlp()
     net, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     data, seen = job.loader(stream(kind), 16 // job.world.size), 0
@@ -65,7 +65,7 @@ def evaluate(path, kind):
     from ppfleet import metrics
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=3)
+    job = ppfleet.Job(path, device=DEVICE, seed=3)
     net = blocks.mlp()
     net, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     return job.evaluate(net, job.loader(stream(kind), 8), top1=metrics.top1)["samples"]

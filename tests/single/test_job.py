@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ppfleet.checkpoint.history import RANKS, curves, read
-from tests.harness import run, run_raising, start
+from tests.harness import DEVICE, run, run_raising, start
 
 
 def train(path, options, build_another_first=False, epochs=2):
@@ -20,7 +20,7 @@ def train(path, options, build_another_first=False, epochs=2):
 
     if build_another_first:
         blocks.with_batch_norm()  # a teacher: Paddle's generated names are other ones now
-    job = ppfleet.Job(path, device="cpu", seed=1, log_every=4, **options)
+    job = ppfleet.Job(path, device=DEVICE, seed=1, log_every=4, **options)
     net = blocks.with_batch_norm()
     rate = paddle.optimizer.lr.CosineAnnealingDecay(0.02, T_max=10)
     wrapped, adam = job.prepare(net, paddle.optimizer.AdamW(rate, parameters=net.parameters()))
@@ -167,14 +167,14 @@ def loads(path, source):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=9)
+    job = ppfleet.Job(path, device=DEVICE, seed=9)
     same = blocks.with_batch_norm()
     job.prepare(same, paddle.optimizer.SGD(0.1, parameters=same.parameters()))
     before = same[0].weight.numpy().copy()
     left_out = job.load(source)
     changed = bool((before != same[0].weight.numpy()).any())
     other = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1D(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 3))
-    job = ppfleet.Job(f"{path}2", device="cpu", seed=9)
+    job = ppfleet.Job(f"{path}2", device=DEVICE, seed=9)
     job.prepare(other, paddle.optimizer.SGD(0.1, parameters=other.parameters()))
     try:
         job.load(source)
@@ -210,7 +210,7 @@ def misuse(path):
         except ppfleet.FleetError as failure:
             said.append(str(failure))
 
-    job = ppfleet.Job(path, device="cpu", accumulate=2)
+    job = ppfleet.Job(path, device=DEVICE, accumulate=2)
     net = blocks.mlp()
     sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
     attempt(lambda: next(job.steps(None)))
@@ -289,7 +289,7 @@ def best(path):
 
     seen = []
     for mode, name in (("max", "top1"), ("min", "loss")):
-        job = ppfleet.Job(f"{path}-{mode}", device="cpu")
+        job = ppfleet.Job(f"{path}-{mode}", device=DEVICE)
         net = blocks.mlp()
         job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
         for value in (0.5, 0.9, 0.1, float("nan")):
@@ -311,7 +311,7 @@ def saves(path, what):
     from tests import blocks
 
     os.chdir(Path(path).parent)
-    job = ppfleet.Job("odd", device="cpu")
+    job = ppfleet.Job("odd", device=DEVICE)
     net = blocks.mlp()
     job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     root = Path(path).parent / "odd"
@@ -379,7 +379,7 @@ def best_again(path):
 
     seen = []
     for score in (0.9, 0.5):
-        job = ppfleet.Job(path, device="cpu")
+        job = ppfleet.Job(path, device=DEVICE)
         net = blocks.mlp()
         job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
         job.resume()
@@ -395,7 +395,7 @@ def accumulates(path):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", accumulate=3)
+    job = ppfleet.Job(path, device=DEVICE, accumulate=3)
     net = blocks.mlp()
     job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     losses = []
@@ -424,7 +424,7 @@ def stops_and_goes_on(path, what):
     from ppfleet.checkpoint import tensors
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=1)
+    job = ppfleet.Job(path, device=DEVICE, seed=1)
     net = blocks.with_batch_norm()
     sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
     job.prepare(net, sgd)
@@ -503,7 +503,7 @@ def with_a_card(path, card, score, resume):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=1)
+    job = ppfleet.Job(path, device=DEVICE, seed=1)
     job.card = card
     net = blocks.mlp()
     job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness import run, run_raising, start, wait_for
+from tests.harness import DEVICE, run, run_raising, start, wait_for
 
 
 def batches(workers, epoch):
@@ -432,7 +432,7 @@ def passes_by_hand(path, resumed):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=3)
+    job = ppfleet.Job(path, device=DEVICE, seed=3)
     net = blocks.mlp()
     net, sgd = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     other = job.loader(Numbers(12), 4, shuffle=True)
@@ -486,7 +486,7 @@ def orders_of_steps(path):
     import ppfleet
     from ppfleet.data.sampler import Plan
 
-    job = ppfleet.Job(path, device="cpu", seed=3)
+    job = ppfleet.Job(path, device=DEVICE, seed=3)
     net = paddle.nn.Linear(1, 1)
     net, sgd = job.prepare(net, paddle.optimizer.SGD(0.0, parameters=net.parameters()))
     train, seen = job.loader(Numbers(12), 4, shuffle=True), {"steps": [], "evaluate": [], "by hand": []}

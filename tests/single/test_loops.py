@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.harness import run, run_raising, start
+from tests.harness import DEVICE, run, run_raising, start
 
 
 def train(path, how, epochs=3, **options):
@@ -19,7 +19,7 @@ def train(path, how, epochs=3, **options):
     from ppfleet.checkpoint import tensors
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=1, **options)
+    job = ppfleet.Job(path, device=DEVICE, seed=1, **options)
     net = blocks.with_batch_norm()
     rate = paddle.optimizer.lr.StepDecay(0.1, step_size=1, gamma=0.5)
     wrapped, _ = job.prepare(net, paddle.optimizer.Momentum(rate, parameters=net.parameters()))
@@ -84,7 +84,7 @@ def interrupted_optimizer(path):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu")
+    job = ppfleet.Job(path, device=DEVICE)
     net = blocks.mlp()
     sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
     job.prepare(net, sgd)
@@ -154,7 +154,7 @@ def other_loss(path, where):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu")
+    job = ppfleet.Job(path, device=DEVICE)
     net = blocks.mlp()
     sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
     job.prepare(net, sgd)
@@ -190,7 +190,7 @@ def another_run(path, options, action):
     import ppfleet
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", keep=2, **options)
+    job = ppfleet.Job(path, device=DEVICE, keep=2, **options)
     net = blocks.mlp()
     job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     if action == "elsewhere":

@@ -1,6 +1,6 @@
 """Mixed precision as far as a CPU can show it: Paddle computes neither float16 nor bfloat16 there."""
 
-from tests.harness import run, start
+from tests.harness import DEVICE, run, start
 
 
 def trained(path, amp):
@@ -11,7 +11,7 @@ def trained(path, amp):
     from ppfleet.checkpoint import tensors
     from tests import blocks
 
-    job = ppfleet.Job(path, device="cpu", seed=1, amp=amp)
+    job = ppfleet.Job(path, device=DEVICE, seed=1, amp=amp)
     net = blocks.with_batch_norm()
     wrapped, adam = job.prepare(net, paddle.optimizer.Adam(0.01, parameters=net.parameters()))
     for points, labels in job.steps(job.loader(blocks.Points(64), 16, shuffle=True)):

@@ -36,6 +36,13 @@ def test_nothing_is_wrong():
     assert verdict(working(0, 500), working(1, 500)) is None  # long, but nobody waits
 
 
+def test_a_first_step_may_take_longer_on_an_accelerator():
+    limits = replace(LIMITS, first=300)
+    assert verdict(waiting(0, 100), working(1, 100, warm=False), limits=limits) is None
+    assert verdict(waiting(0, 100), working(1, 100), limits=limits).rank == 1
+    assert verdict(waiting(0, 301), working(1, 301, warm=False), limits=limits).rank == 1
+
+
 def test_the_late_one_is_named_with_its_line_and_those_who_wait():
     told = verdict(
         waiting(0, 26, step=640), waiting(1, 28, step=640), waiting(2, 27, step=640),

@@ -8,6 +8,7 @@ from importlib import import_module
 from ppfleet.cli import exit_code
 
 COMMANDS = {
+    "check-cards": "check on this machine's cards what ppfleet promises, and write a report to send",
     "doctor": "find problems before a launch, on one machine or between all of them",
     "launch": "start a training script on one or several machines, checked and supervised",
     "report": "write one page about a run: curves, failures, mistakes, checkpoints, settings",
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
                 file=sys.stderr,
             )
             return 2
-    commands = "\n".join(f"  {name:10}{text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:13}{text}" for name, text in COMMANDS.items())
     usage = f"usage: python -m ppfleet <command> …\n\n{commands}\n\nrun python -m ppfleet <command> --help for details"
     if arguments and arguments[0] in ("-h", "--help"):
         print(usage)
@@ -46,7 +47,7 @@ def run() -> int:
 
 def _module(command: str) -> str:
     """The module whose `main(arguments)` returns the exit code."""
-    return "ppfleet.tipc.cli" if command == "tipc" else f"ppfleet.commands.{command}.command"
+    return "ppfleet.tipc.cli" if command == "tipc" else f"ppfleet.commands.{command.replace('-', '_')}.command"
 
 
 if __name__ == "__main__":

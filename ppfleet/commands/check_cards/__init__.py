@@ -1,0 +1,1 @@
+"""`check-cards`: what ppfleet promises, checked on this machine's cards."""

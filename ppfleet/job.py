@@ -105,8 +105,9 @@ class Job:
         self.seed, self.accumulate, self.on_nan = seed, accumulate, on_nan
         self.save_every, self.log_every = save_every, log_every
         self.flight = run_directory.open_flight(self.directory, self.world)
-        first = limits.FIRST_STEP if row.is_accelerator else 0.0
-        self.comm = Comm(self.world, row, self.flight, Limits(stall, stall_long, first=first))
+        card = row.is_accelerator
+        rules = Limits(stall, stall_long, first=limits.FIRST_STEP if card else 0.0, asynchronous=card)
+        self.comm = Comm(self.world, row, self.flight, rules)
         if self.world.alone:
             self.comm.watchdog.start()
         self.comm.watchdog.stacks = self.directory / "logs" / f"rank{self.world.rank}.stacks"

@@ -115,10 +115,13 @@ class Peers:
     def listen(self, host: str, port: int = 0) -> int:
         """At that address; the port, which the kernel chooses if it is 0."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=self._most_strangers)
-        self._listener.setblocking(False)
-        self.selector.register(self._listener, selectors.EVENT_READ, self._listener)
-        return int(self._listener.getsockname()[1])
+        self.accept_from(socket.create_server((host, port), family=family, backlog=self._most_strangers))
+        return int(self._listener.getsockname()[1])  # type: ignore[union-attr]
+
+    def accept_from(self, listener: socket.socket) -> None:
+        self._listener = listener
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ, listener)
 
     def add(self, number: int, link: Link) -> None:
         """A connection that was made from here, or that has been greeted. It replaces an older one."""

@@ -68,7 +68,8 @@ class Comm:
             )
         store.check_master(world)
         # The token tells this start of the job from others whose records lie in the same directory.
-        news: dict[str, Any] = {"run": secrets.token_hex(6), "watchdog": self.watchdog.listen()} if world.first else {}
+        token = secrets.token_hex(6)
+        news: dict[str, Any] = {"run": token, "watchdog": self.watchdog.listen(token)} if world.first else {}
         facts = {**handshake.facts(paddle.__version__), **device.versions()}
         news = handshake.call(world, facts, store.patience(), news, device.hardware())
         self.flight.describe(run=news["run"])

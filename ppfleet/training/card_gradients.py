@@ -94,7 +94,7 @@ class CardExchange:
             everywhere = self.comm.gather(unused, "check of unused parameters")
             for name in self.names:
                 without = [rank for rank, names in enumerate(everywhere) if name in names]
-                if len(without) < len(everywhere):
+                if 0 < len(without) < len(everywhere):
                     shown = ", ".join(map(self.comm.world.name, without))
                     raise MismatchError(
                         f"{name} was not used in the first step on {shown}: {FIND_UNUSED}", ranks=without

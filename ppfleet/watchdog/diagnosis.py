@@ -24,6 +24,7 @@ class Limits:
     long: float = STALL_LONG  # where nobody waits in a collective, and no work is done
     stopped: float = float("inf")  # while a process is stopped
     first: float = 0.0  # at least, while others wait in a collective and some rank has not made a step yet
+    asynchronous: bool = False  # a device computes behind Python, which it may block: a silent rank may be waiting
     outside: bool = False  # whether a rank that is in nothing counts; live, that may be a person at a notebook
 
     @property
@@ -81,6 +82,7 @@ def diagnose(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
     return (
         _stopped(beats, now, limits)
         or _diverged(beats, now)
+        or _blocked(beats, now, limits)
         or _late(beats, now, limits)
         or _silent(beats, now, limits)
         or _idle(beats, now, limits)
@@ -113,6 +115,27 @@ def _diverged(beats: Sequence[Beat], now: float) -> Event | None:
     return None
 
 
+def _blocked(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
+    """On an accelerator: ranks do not answer, as their Python waits for the device in one call. If a rank that answers
+    stands still of its own accord, they wait for it; if none answers, they wait for each other."""
+    stall = limits.stall if all(b.warm for b in beats) else max(limits.stall, limits.first)
+    silent = [b for b in beats if not b.stopped and now - b.heard > stall]
+    if not limits.asynchronous or not silent:
+        return None
+    answering = [b for b in beats if b not in silent]
+    if not answering:
+        return Event(
+            Code.STALL, operation=replace(silent[0].inside, step=silent[0].step), seconds=now - silent[0].heard
+        )
+    idle = [b for b in answering if not b.waits and now - b.heard < BEAT_FRESH and b.idled(now) > stall]
+    if not idle:
+        return None  # a rank that waits for them in a collective tells, by `_late`
+    culprit = max(idle, key=lambda b: b.idled(now))
+    first = silent[0]
+    waiting = Waiting(tuple(b.rank for b in silent), first.inside, first.host)
+    return replace(culprit.event(Code.STALL, now), waiting=(waiting,))
+
+
 def _late(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
     """A rank has waited too long: the late one has not reached that operation."""
     heard = [b for b in beats if b.waits and now - b.heard < BEAT_FRESH]
@@ -126,6 +149,9 @@ def _late(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
     late = [b for b in late if not b.ended] or late
     if not late:
         return Event(Code.STALL, operation=first.inside, seconds=first.waited(now))
+    standing = [b for b in late if not b.waits and now - b.heard < BEAT_FRESH and b.idled(now) > limits.stall / 2]
+    if limits.asynchronous and standing:
+        late = standing  # others that do not answer may be blocked by their device, which waits for one of these
     culprit = max(late, key=lambda b: b.idled(now))
     quiet = now - culprit.heard
     works = quiet < BEAT_FRESH and (culprit.busy >= _WORKS or first.waited(now) < limits.long)

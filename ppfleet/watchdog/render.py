@@ -100,6 +100,8 @@ def _wait(waiting: Waiting) -> str:
 
 
 def _lost(event: Event) -> str:
+    if event.fields.get("judge"):
+        return f"the watchdog process of {name(event.rank, event.host)} was killed, so nobody would notice a stall"
     at = f" {at_step(event)}" if event.operation.step or event.operation.kind else ""
     likely = ", probably by the OOM killer" if event.fields.get("probably") else ""
     early = " right after the roll call" if event.fields.get("early") else ""

@@ -1,7 +1,7 @@
-"""The watchdog: a thread of each rank that notices death and stalls, names the rank to all others, and ends the job.
+"""The watchdog: a thread of each rank that tells the judge where the rank is, hears its verdict, and ends the rank.
 
-Every rank sends rank 0 a beat once a second that says what it is in, and rank 0 asks `diagnose`. Blocking calls of
-Paddle release the interpreter, so a thread runs where a signal handler would not.
+Most blocking calls of Paddle release the interpreter, so a thread runs where a signal handler would not. Where one does
+not, this thread is silent, and the judge, a process of its own (judge.py), notices that.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Protocol
 from ppfleet import log
 from ppfleet.cluster.link import Lost
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
-from ppfleet.limits import BEAT, BEAT_FRESH, BEAT_NEW, RAISE, SAVE_AFTER_SIGTERM, UNREACHABLE
-from ppfleet.watchdog import events, render
+from ppfleet.limits import BEAT, RAISE, SAVE_AFTER_SIGTERM
+from ppfleet.watchdog import events, judge, render
 from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
 from ppfleet.watchdog.events import LOST, Code, Event, Kind, Mark, Operation
 from ppfleet.watchdog.hub import Hub
@@ -34,7 +34,6 @@ from ppfleet.watchdog.process import (
     how_it_ended,
     is_gone,
     launcher,
-    process_state,
     this_host,
     user_line,
     user_place,
@@ -70,25 +69,24 @@ class Watchdog:
         self._closed = threading.Event()  # … and the others know
         self._pid, self._launcher = os.getpid(), launcher()
         self._trainer = threading.get_ident()
-        self._suspect: tuple[Any, float] = (None, 0.0)  # what the next beats must confirm, and since when
         self._hub = Hub(world, {"pid": self._pid, "boot": this_host()})
-        self._beats = {rank: Beat(rank) for rank in range(world.size)}
+        self._first: dict[str, Any] = {}  # rank 0's process and host
+        self._heard = 0.0  # when the judge was last heard
         self._health = Health()
-        self._began = 0.0
         self._thread = threading.Thread(target=self._run, name="ppfleet watchdog", daemon=True)
         atexit.register(self._at_exit)  # from now on: a rank may fail before there is anything to watch
 
     # What the main thread calls
 
-    def listen(self) -> int:
-        """Rank 0, before the handshake: the port where the others will find its watchdog."""
-        return self._hub.listen()
+    def listen(self, token: str) -> int:
+        """Rank 0, before the handshake: start the judge; the port where all ranks will find it."""
+        return judge.start(self.world, self.limits, token, self._hub.process)
 
     def start(self, token: str = "", port: int = 0) -> None:
-        """After the handshake: connect to rank 0's watchdog, and watch."""
-        self._began = time.monotonic()
-        self._beats = {rank: Beat(rank, self._began) for rank in self._beats}
-        self._hub.join(token, port)
+        """After the handshake: connect to the judge, and watch."""
+        self._heard = time.monotonic()
+        if not self.world.alone:
+            self._hub.join(token, port)
         self._thread.start()
         this = weakref.ref(self)  # what is registered there is never released
         os.register_at_fork(after_in_child=lambda: watchdog._forget() if (watchdog := this()) else None)
@@ -231,49 +229,25 @@ class Watchdog:
         if self.verdict is None and self._own_end is None:
             if self._launcher is not None and is_gone(self._launcher):
                 self._announce(self._own(Code.ORPHAN, launcher=self._launcher.pid))
-            elif self.world.first:
-                self._check_others(now)
-            elif 0 not in self.departed:
-                self._check_first(now)
+            elif self.world.alone:
+                if (event := diagnose([self._beat()], now, self.limits)) is not None:
+                    self._accept(event)
+            else:
+                self._check_judge(now)
         if self.verdict is not None and not self._raised and now > self._deadline and self._must_exit(self.verdict):
             self._exit()
         if now > self._save_deadline and not any(entry.kind == Kind.SAVE for entry in list(self.flight.open)):
             self._save_deadline = float("inf")
             _say(f"no step boundary within {SAVE_AFTER_SIGTERM:.0f} s of SIGTERM: Paddle's launcher kills after 30 s")
 
-    def _check_others(self, now: float) -> None:
-        unseen = set(range(self.world.size)) - set(self._hub.processes)
-        if unseen and now - self._began > UNREACHABLE:
-            rank = min(unseen)
-            self._announce(Event(Code.KILLED, rank, self.world.host_of(rank), fields={"early": True}))
-            return
-        present = [self._seen(rank, beat, now) for rank, beat in self._beats.items() if rank not in self.departed]
-        event = diagnose(present, now, self.limits)
-        if event is not None and (len(event.waiting) < 2 or self._confirmed(present, now)):
-            self._announce(event)
-
-    def _confirmed(self, beats: list[Beat], now: float) -> bool:
-        """Whether later beats say the same: a rank may just have been delayed."""
-        waiting = [(beat.rank, beat.operations) for beat in beats if beat.waits]
-        if waiting != self._suspect[0]:
-            self._suspect = (waiting, now)
-        return now - self._suspect[1] > BEAT_NEW
-
-    def _check_first(self, now: float) -> None:
-        """Rank 0 checks the others; whether rank 0 itself is alive, the others check."""
-        quiet = now - self._beats[0].heard
+    def _check_judge(self, now: float) -> None:
+        """The judge checks the ranks; whether it is alive, they check."""
+        quiet = now - self._heard
         waits = [entry.kind for entry in list(self.flight.open) if entry.waits]
         limits, warm = self.limits, self.flight.spent.steps > 0
         stall = limits.stall if warm else max(limits.stall, limits.first)
         if quiet > (stall if Kind.COLLECTIVE in waits else limits.silent if waits else limits.long) + 1:
-            self._accept(self._seen(0, self._beats[0], now).event(Code.STALL, now))
-
-    def _seen(self, rank: int, beat: Beat, now: float) -> Beat:
-        """The beat, and whether the process is stopped if it is silent and on this host."""
-        process = self._hub.processes.get(rank, {})
-        silent = now - beat.heard > BEAT_FRESH and process.get("boot") == this_host()
-        stopped = process["pid"] if silent and process_state(process["pid"])[0] == "stopped" else 0
-        return replace(beat, host=self.world.host_of(rank), stopped=stopped)
+            self._accept(Event(Code.STALL, 0, self.world.host_of(0), seconds=quiet, fields={"silent": True}))
 
     def _must_exit(self, verdict: Event) -> bool:
         """When a peer was lost, a rank that does not wait for it may finish, or get to the next `check`."""
@@ -282,7 +256,7 @@ class Watchdog:
         return stuck or verdict.code not in LOST
 
     def _announce(self, event: Event) -> None:
-        """Send a verdict to all ranks (through rank 0), and accept it here."""
+        """Send a verdict to all ranks, and accept it here."""
         self._hub.send(verdict=_shortened(event))
         self._accept(event)
 
@@ -308,8 +282,7 @@ class Watchdog:
     # Messages out
 
     def _tell(self) -> None:
-        beat = self._beats[self.world.rank] = self._beat()
-        self._hub.send(beat={} if self.world.first else asdict(beat))
+        self._hub.send(beat=asdict(self._beat()))
 
     def _beat(self) -> Beat:
         now, flight = time.monotonic(), self.flight
@@ -329,34 +302,25 @@ class Watchdog:
 
     def _hear(self) -> None:
         try:
-            for rank, message in self._hub.hear(0.25):
-                if rank >= 0:
-                    self._handle(rank, message)
+            for message in self._hub.hear(0.25):
+                if "signals" not in message:
+                    self._handle(message)
                 elif signal.SIGTERM in message["signals"] or self.stop_requested:
                     self._request_stop(f"{self.world.name()} got SIGTERM")
         except Lost as lost:
-            self._lost(lost.number, lost.unreachable)
+            self._lost(lost.unreachable)
 
-    def _handle(self, rank: int, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
+        self._heard = time.monotonic()
         if isinstance(process := message.get("process"), dict):
-            self._hub.processes[rank] = process
-            self._beats[rank] = Beat(rank, time.monotonic())
-        if "beat" in message:
-            told = message["beat"] or asdict(Beat(rank))
-            self._beats[rank] = Beat.from_json(told, rank=rank, heard=time.monotonic())
+            self._first = process
         if "departed" in message:
             event = Event.from_json(message["departed"])
             self.departed[event.rank] = event
-            self._relay(rank, message)
         if "verdict" in message:
-            self._relay(rank, message)
             self._accept(self._seen_here(Event.from_json(message["verdict"])))
         if "stop" in message:
             self._request_stop(message["stop"])
-
-    def _relay(self, source: int, message: dict[str, Any]) -> None:
-        if self.world.first:
-            self._hub.send(but=source, **message)
 
     def _request_stop(self, why: str) -> None:
         """All ranks save at the next step boundary; announced once."""
@@ -369,21 +333,13 @@ class Watchdog:
         if self._in_loop and self.verdict is None:
             _say(f"{why}: all ranks save at the next step boundary and exit with code {PREEMPTED}")
 
-    def _lost(self, rank: int, unreachable: bool) -> None:
-        """A connection ended, and the rank had not said that it would exit."""
-        if rank in self.departed or self._own_end is not None:
+    def _lost(self, unreachable: bool) -> None:
+        """The judge is gone without a verdict: with its host, with rank 0, or alone."""
+        if self._own_end is not None:
             return
-        process, last = self._hub.processes.get(rank, {}), self._beats[rank]
-        code, fields = (Code.HOST, {}) if unreachable else how_it_ended(process, self._health.oom_kills)
-        inside = replace(last.inside, step=last.step)
-        event = Event(code, rank, self.world.host_of(rank), inside, fields={**fields, **process})
-        if code == Code.EXIT and not fields["exit_code"]:  # in order, but by os._exit
-            ended = Event(Code.ENDED, rank, event.host, Operation(last.operations, step=last.step))
-            self._handle(rank, {"departed": ended.to_json()})
-        elif self.world.first:
-            self._announce(event)
-        else:
-            self._accept(event)
+        code, fields = (Code.HOST, {}) if unreachable else how_it_ended(self._first, self._health.oom_kills)
+        alive = not unreachable and self._first.get("boot") == this_host() and not fields
+        self._accept(Event(code, 0, self.world.host_of(0), fields={**fields, **self._first, "judge": alive}))
 
     def _seen_here(self, event: Event) -> Event:
         """With how the process ended, if it was on this host."""

@@ -14,6 +14,7 @@ PURE = (
     "cluster.rendezvous",
     "distributed.handshake",
     "watchdog.hub",
+    "watchdog.judge",
     "distributed.shared_memory",
     "distributed.wire",
     "data.sampler",

@@ -1,21 +1,20 @@
-"""What the watchdog decides: on a lost peer, a stall, SIGTERM, a goodbye. Its own thread, with a hub and a clock that
-the test moves."""
+"""What a rank's watchdog does: on a verdict, a lost judge, SIGTERM, a goodbye. Its own thread, with a hub and a clock
+that the test moves. What the judge decides is in test_judge.py."""
 
 import os
 import signal
 import threading
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import pytest
 
 from ppfleet.cluster.link import Lost
 from ppfleet.distributed.world import World
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
-from ppfleet.limits import RAISE, SAVE_AFTER_SIGTERM, UNREACHABLE
+from ppfleet.limits import RAISE, SAVE_AFTER_SIGTERM
 from ppfleet.training.state import TrainingState
 from ppfleet.watchdog import recorder, watchdog
-from ppfleet.watchdog.diagnosis import Beat, Limits
+from ppfleet.watchdog.diagnosis import Limits
 from ppfleet.watchdog.events import Code, Event, Kind, Operation
 
 GRADIENTS = "all-reduce of gradients"
@@ -43,21 +42,17 @@ class FakeHub:
     wakeup_fd = -1
 
     def __init__(self, world, process):
-        self.processes = {rank: {"pid": 0, "boot": "elsewhere"} for rank in range(world.size)}
-        self.processes[world.rank] = process
+        self.process = process
         self.sent = []
         self._rounds, self._made, self._changed = [], -1, threading.Condition()
-
-    def listen(self):
-        return 0
 
     def join(self, token, port):
         pass
 
     def wake(self):
-        self._give((-1, {"signals": b"\0"}))
+        self._give({"signals": b"\0"})
 
-    def send(self, but=-1, **message):
+    def send(self, **message):
         self.sent.append(message)
 
     def messages(self, name):
@@ -111,12 +106,10 @@ class Rank:
         self.watch.start()
         self.hub.turn()
 
-    def beats(self, seconds, **others):
-        """So many seconds later; the other ranks have just said where they are."""
+    def later(self, seconds, *heard):
+        """So many seconds later; the judge has just beaten."""
         self.clock.now += seconds
-        quiet = {"operations": self.flight.operations, "inside": Operation(), "step": self.flight.step}
-        told = [(rank, {"beat": asdict(Beat(rank, **{**quiet, **others.get(f"rank{rank}", {})}))}) for rank in (1, 2)]
-        self.hub.turn(*told)
+        self.hub.turn({"beat": {}}, *heard)
 
     @contextmanager
     def waits_in(self, what=GRADIENTS, kind=Kind.COLLECTIVE):
@@ -140,8 +133,7 @@ def rank(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def lost(number, unreachable=False):
-    return Lost(unreachable, number)
+LOSS = {"verdict": Event(Code.KILLED, 1, "127.0.0.1", fields={"signal": 9}).to_json()}
 
 
 # A lost peer
@@ -151,102 +143,80 @@ def killed(who, oom_kills):
     return Code.KILLED, {"signal": 9}
 
 
-def test_rank_0_tells_everybody_who_was_lost_and_how(rank, tmp_path):
-    first = rank(how_it_ended=killed, ring=tmp_path / "0-rank0.ring")
-    first.hub.turn(lost(1))
-    (verdict,) = first.hub.messages("verdict")
-    assert (verdict["code"], verdict["rank"], verdict["fields"]["signal"]) == (Code.KILLED, 1, 9)
-    recorded = recorder.read(tmp_path / "0-rank0.ring").event
-    assert (recorded.code, recorded.rank) == (Code.KILLED, 1)
+def test_a_loss_that_the_judge_tells_of_is_one_here_too(rank, tmp_path):
+    other = rank(2, ring=tmp_path / "0-rank2.ring")
+    other.hub.turn(LOSS)
     with pytest.raises(CommError) as raised:
-        first.watch.check(GRADIENTS, 7)
+        other.watch.check(GRADIENTS, 7)
     assert (raised.value.code, raised.value.fields) == ("peer_lost", {"ranks": [1], "operation": 7})
+    recorded = recorder.read(tmp_path / "0-rank2.ring").event
+    assert (recorded.code, recorded.rank) == (Code.KILLED, 1)
 
 
-def test_a_host_that_does_not_answer_is_another_cause(rank):
-    first = rank(how_it_ended=killed)
-    first.hub.turn(lost(2, unreachable=True))
-    assert first.watch.verdict.code == Code.HOST and first.watch.verdict.rank == 2
-
-
-def test_another_rank_that_loses_rank_0_has_nobody_to_tell(rank):
+@pytest.mark.parametrize(("unreachable", "code"), [(False, Code.KILLED), (True, Code.HOST)])
+def test_the_judge_goes_with_rank_0_or_its_host(rank, unreachable, code):
     other = rank(2, how_it_ended=killed)
-    other.hub.turn(lost(0))
-    assert other.watch.verdict.rank == 0 and not other.hub.messages("verdict")
+    other.hub.turn(Lost(unreachable, 0))
+    assert (other.watch.verdict.code, other.watch.verdict.rank) == (code, 0) and not other.hub.messages("verdict")
+    assert "the watchdog process" not in other.said[-1]
 
 
-def test_a_loss_that_rank_0_tells_of_is_one_here_too(rank):
-    other = rank(2)
-    other.hub.turn((0, {"verdict": Event(Code.KILLED, 1, "127.0.0.1", fields={"signal": 9}).to_json()}))
-    with pytest.raises(CommError) as raised:
-        other.watch.check("saving")
-    assert raised.value.code == "peer_lost" and raised.value.fields["ranks"] == [1]
+def test_a_judge_that_is_killed_alone_is_said(rank):
+    other = rank(2, how_it_ended=lambda who, kills: (Code.KILLED, {}))
+    other.hub.turn({"process": {"pid": 1, "boot": watchdog.this_host()}})
+    other.hub.turn(Lost(False, 0))
+    assert "the watchdog process of rank 0 on 127.0.0.1 was killed" in other.said[-1]
 
 
 def test_only_the_first_cause_counts(rank):
     first = rank(how_it_ended=killed)
-    first.hub.turn(lost(1))
-    first.hub.turn(lost(2))
-    first.hub.turn((2, {"verdict": Event(Code.STALL, 2).to_json()}))
+    first.hub.turn(LOSS)
+    first.hub.turn({"verdict": Event(Code.STALL, 2).to_json()})
+    first.hub.turn(Lost(False, 0))
     assert (first.watch.verdict.code, first.watch.verdict.rank) == (Code.KILLED, 1)
 
 
 def test_after_a_loss_only_a_rank_that_waits_is_ended(rank):
     """One that computes may come to its own end, or to the next operation, which raises."""
-    first = rank(how_it_ended=killed)
-    first.hub.turn(lost(1))
-    first.beats(100 * RAISE)
+    first = rank()
+    first.hub.turn(LOSS)
+    first.later(100 * RAISE)
     assert not first.exits
     with first.waits_in():
-        first.beats(0.5 * RAISE)
+        first.later(0.5 * RAISE)
         assert not first.exits
-        first.beats(RAISE)
+        first.later(RAISE)
         assert first.exits and set(first.exits) == {STALLED}
 
 
 def test_a_main_thread_that_raised_is_not_ended(rank):
-    first = rank(how_it_ended=killed)
+    first = rank()
     with first.waits_in() as entry:
-        first.hub.turn(lost(1))
+        first.hub.turn(LOSS)
         with pytest.raises(CommError):
             first.watch.check(GRADIENTS, entry.operation)
-        first.beats(10 * RAISE)
+        first.later(10 * RAISE)
     assert not first.exits
 
 
-def test_a_rank_that_never_joined_was_killed_early(rank):
-    first = rank()
-    del first.hub.processes[2]
-    first.beats(UNREACHABLE - 1)
-    assert first.watch.verdict is None
-    first.beats(2)
-    assert (first.watch.verdict.code, first.watch.verdict.rank, first.watch.verdict.fields) == (
-        Code.KILLED,
-        2,
-        {"early": True},
-    )
-
-
-def test_a_lost_launcher_makes_an_orphan(rank):
+def test_a_lost_launcher_makes_an_orphan_and_all_hear_of_it(rank):
     gone = []
     first = rank(launcher=lambda: type("Launcher", (), {"pid": 77}), is_gone=lambda process: bool(gone))
-    first.beats(1)
+    first.later(1)
     assert first.watch.verdict is None
     gone.append(True)
-    first.beats(1)
+    first.later(1)
     assert (first.watch.verdict.code, first.watch.verdict.fields) == (Code.ORPHAN, {"launcher": 77})
+    assert [verdict["code"] for verdict in first.hub.messages("verdict")] == [Code.ORPHAN]
 
 
 # Ranks that end in order
 
 
 def test_a_goodbye_fails_only_what_would_wait_for_that_rank(rank):
-    first = rank(how_it_ended=killed)
-    bye = {"departed": Event(Code.ENDED, 1, "127.0.0.1", Operation(5)).to_json()}
-    first.hub.turn((1, bye), lost(1))
-    assert first.watch.verdict is None and first.hub.messages("departed") == [
-        bye["departed"]
-    ]  # the others hear it from rank 0
+    first = rank()
+    first.hub.turn({"departed": Event(Code.ENDED, 1, "127.0.0.1", Operation(5)).to_json()})
+    assert first.watch.verdict is None
     first.watch.check("a gather", 5)
     with pytest.raises(CommError) as raised:
         first.watch.check("a gather", 6)
@@ -255,18 +225,9 @@ def test_a_goodbye_fails_only_what_would_wait_for_that_rank(rank):
         first.watch.check("a sum", 5, missing=[1])  # it came, and is gone in the middle of it
 
 
-@pytest.mark.parametrize(("exit_code", "doomed"), [(0, False), (3, True)])
-def test_an_exit_without_a_goodbye_is_a_loss_unless_it_was_0(rank, exit_code, doomed):
-    first = rank(how_it_ended=lambda who, kills: (Code.EXIT, {"exit_code": exit_code}))
-    first.hub.turn(lost(1))
-    assert (first.watch.verdict is not None) == doomed and (1 in first.watch.departed) != doomed
-    if doomed:
-        assert first.watch.verdict.code == Code.EXIT
-
-
 def test_a_rank_that_ended_after_sigterm_takes_those_along_who_wait_for_it(rank):
     other = rank(2)
-    other.hub.turn((0, {"departed": Event(Code.PREEMPTED, 1, "127.0.0.1", Operation(5)).to_json()}))
+    other.hub.turn({"departed": Event(Code.PREEMPTED, 1, "127.0.0.1", Operation(5)).to_json()})
     with pytest.raises(Preempted) as raised:
         other.watch.check(GRADIENTS, 6)
     assert raised.value.code == PREEMPTED
@@ -282,34 +243,25 @@ def test_a_goodbye_says_why(rank, event):
 # Stalls
 
 
-def test_a_rank_that_lets_others_wait_too_long_is_a_stall_and_ends_the_process(rank):
+def test_a_stall_ends_the_process_that_does_not_raise(rank):
     first = rank()
-    with first.waits_in() as entry:
-        arrived = {"operations": entry.operation, "waits": True, "inside": entry.as_operation()}
-        behind = {"operations": entry.operation - 1}
-        first.beats(24, rank1={**behind, "idle": 24.0}, rank2={**arrived, "age": 24.0})
-        assert first.watch.verdict is None
-        for second in (26, 27, 28):  # said by two beats
-            first.beats(1, rank1={**behind, "idle": float(second)}, rank2={**arrived, "age": float(second)})
-        assert (first.watch.verdict.code, first.watch.verdict.rank) == (Code.STALL, 1)
-        assert first.watch.verdict.waiting[0].ranks == (0, 2)
-        assert [verdict["rank"] for verdict in first.hub.messages("verdict")] == [1]
-        assert not first.exits
-        first.beats(RAISE + 1)
-        assert first.exits and set(first.exits) == {STALLED}
+    first.hub.turn({"verdict": Event(Code.STALL, 1, "127.0.0.1", seconds=26.0).to_json()})
+    assert not first.exits
+    first.later(RAISE + 1)
+    assert first.exits and set(first.exits) == {STALLED}
 
 
 def test_a_stall_raises_where_the_main_thread_asks(rank, tmp_path):
     other = rank(2)
     other.watch.stacks = tmp_path / "stacks"
     stall = Event(Code.STALL, 2, "127.0.0.1", Operation(4, kind=Kind.COLLECTIVE), 26.0)
-    other.hub.turn((0, {"verdict": stall.to_json()}))
+    other.hub.turn({"verdict": stall.to_json()})
     with pytest.raises(Stalled) as raised:
         other.watch.check(GRADIENTS, 5)
     assert raised.value.code == STALLED and "test_watchdog.py" in other.watch.stacks.read_text()
 
 
-def test_rank_0_that_says_nothing_is_judged_by_the_others(rank):
+def test_a_judge_that_says_nothing_is_a_stall_of_rank_0(rank):
     other = rank(1)
     with other.waits_in():
         other.clock.now += 25
@@ -320,42 +272,42 @@ def test_rank_0_that_says_nothing_is_judged_by_the_others(rank):
     assert (other.watch.verdict.code, other.watch.verdict.rank) == (Code.STALL, 0)
 
 
-def test_rank_0_that_beats_is_not_a_stall(rank):
+def test_a_judge_that_beats_is_not_a_stall(rank):
     other = rank(1)
     with other.waits_in():
         for _ in range(40):
             other.clock.now += 1
-            other.hub.turn((0, {"beat": {}}))
+            other.hub.turn({"beat": {}})
     assert other.watch.verdict is None
 
 
 def test_a_round_that_fails_is_said_once_and_the_watchdog_goes_on(rank):
-    first = rank(how_it_ended=killed)
+    first = rank()
     first.hub.turn(ValueError("noise"))
     first.hub.turn(ValueError("noise"))
     assert len(first.said) == 1 and "ValueError: noise" in first.said[0]
-    first.hub.turn(lost(1))
+    first.hub.turn(LOSS)
     assert first.watch.verdict.rank == 1
 
 
 # SIGTERM
 
 
-SIGTERM = (-1, {"signals": bytes([signal.SIGTERM])})
+SIGTERM = {"signals": bytes([signal.SIGTERM])}
 
 
 def test_sigterm_reaches_all_ranks_once(rank):
     other = rank(2)
     other.watch.training = TrainingState(running=True)
     other.hub.turn(SIGTERM)
-    other.hub.turn(SIGTERM, (0, {"stop": "SIGTERM came to rank 0"}))
+    other.hub.turn(SIGTERM, {"stop": "SIGTERM came to rank 0"})
     assert other.watch.stop_requested and len(other.hub.messages("stop")) == 1
     assert len(other.said) == 1 and str(PREEMPTED) in other.said[0]
 
 
 def test_sigterm_of_another_rank_is_wanted_here_too(rank):
     other = rank(2)
-    other.hub.turn((0, {"stop": "SIGTERM came to rank 1"}))
+    other.hub.turn({"stop": "SIGTERM came to rank 1"})
     assert other.watch.stop_requested and other.watch.verdict is None
 
 
@@ -364,10 +316,10 @@ def test_no_step_boundary_in_time_is_said_unless_it_saves(rank, saving):
     first = rank()
     first.hub.turn(SIGTERM)
     entry = first.flight.enter(Kind.SAVE if saving else Kind.STEP, "something")
-    first.beats(SAVE_AFTER_SIGTERM - 1)
+    first.later(SAVE_AFTER_SIGTERM - 1)
     assert not first.said
-    first.beats(2)
-    first.beats(2)
+    first.later(2)
+    first.later(2)
     first.flight.leave(entry)
     assert len(first.said) == (not saving)
 
@@ -401,7 +353,7 @@ def test_sigterm_after_a_failure_is_no_preemption(rank):
     first = rank(how_it_ended=killed)
     first.watch.take_sigterm()
     first.watch.training = TrainingState(running=True)
-    first.hub.turn(lost(1))
+    first.hub.turn(LOSS)
     with pytest.raises(Stalled):
         signal.raise_signal(signal.SIGTERM)
 

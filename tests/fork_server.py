@@ -13,12 +13,22 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
-_FORKS = not version("paddlepaddle").startswith("2.")  # whose import leaves a thread behind, which a fork would lose
+
+
+def paddle_version() -> str:
+    """Of whichever wheel is installed: that for CPUs, or that for cards (make test-cuda-wheel)."""
+    try:
+        return version("paddlepaddle")
+    except PackageNotFoundError:
+        return version("paddlepaddle-gpu")
+
+
+_FORKS = not paddle_version().startswith("2.")  # whose import leaves a thread behind, which a fork would lose
 
 
 class Forked:

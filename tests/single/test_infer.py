@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.fork_server import paddle_version
 from tests.harness import ROOT, environment, run
 
 CLASSES = ["ant", "bee", "cow", "dog", "elk", "fox"]
@@ -240,7 +241,7 @@ def test_auto_takes_one_that_needs_no_paddle(place):
 
 def test_auto_without_them_is_paddle(place):
     told = answers(place, f"--img-path={place}/pictures", without=LIGHT)
-    paddle = version("paddlepaddle")
+    paddle = paddle_version()
     assert told["backend"]["version"] in (paddle, f"of paddle {paddle}")
     same(told["images"], answers(place, f"--img-path={place}/pictures", "--backend=paddle")["images"])
     done = infer(place, f"--img-path={place}/pictures", "--backend=openvino", f"--json={place}/own.json", without=LIGHT)
@@ -271,7 +272,7 @@ def test_nothing_that_could_run_it(place):
 def test_benchmark_without_paddle(place):
     arguments = [f"--img-path={place}/pictures", "--benchmark=True", "--backend=onnxruntime", "--cpu-threads=2"]
     told = answers(place, *arguments, "--workers=2", without=("paddle",))["benchmark"]
-    assert told["Paddle"]["paddle_version"] == version("paddlepaddle") and told["Env"]["CUDA_version"] is None
+    assert told["Paddle"]["paddle_version"] == paddle_version() and told["Env"]["CUDA_version"] is None
     assert re.fullmatch("[0-9a-f]{40}", told["Paddle"]["paddle_commit"])  # of the export
     assert told["Conf"]["enable_mkldnn"] is False and told["Conf"]["cpu_math_library_num_threads"] == 2
     used = {"name": "onnxruntime", "version": version("onnxruntime"), "threads": 2, "workers": 2}

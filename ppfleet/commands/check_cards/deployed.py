@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-import ppfleet
 from ppfleet import foreign
+from ppfleet.commands.check_cards.facts import ROOT
 from ppfleet.commands.check_cards.items import Result, failed, not_run, passed
 from ppfleet.commands.check_cards.lab import Lab
 from ppfleet.commands.check_cards.numeric import SEND
 from ppfleet.commands.check_cards.ranks import RunFailed
 from ppfleet.distributed.devices import GPU
 
-_INFER = Path(ppfleet.__file__).resolve().parents[1] / "deploy" / "inference_python" / "infer.py"
+_INFER = ROOT / "deploy" / "inference_python" / "infer.py"
 _SCORES = 1e-2  # by how much a probability may differ between CPU and card
 _SLOWEST = 0.9  # of a plain loop's images/s
 

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import ppfleet
 from ppfleet._version import __version__
 from ppfleet.distributed.devices import GPU
 
 # tests/simcard: the one device that is no hardware. Only the wording of the report depends on this name.
 SIMULATED = "sim"
 SIMULATED_NOTE = "simulated card: proves the code path, not the hardware"
+ROOT = Path(__file__).resolve().parents[3]  # of the clone, or where ppfleet is installed
 _TOOL = "nvidia-smi"
 
 
@@ -52,11 +52,10 @@ def card_memory(device: str) -> list[int] | None:
 
 
 def _commit() -> str:
-    root = Path(ppfleet.__file__).resolve().parents[1]
-    if not (root / ".git").exists():
+    if not (ROOT / ".git").exists():
         return "unknown: not a clone"
-    changed = " with changes" if _output(["git", "-C", str(root), "status", "--porcelain", "-uno"]) else ""
-    return (_output(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]) or "unknown") + changed
+    changed = " with changes" if _output(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"]) else ""
+    return (_output(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]) or "unknown") + changed
 
 
 def _output(command: list[str]) -> str:

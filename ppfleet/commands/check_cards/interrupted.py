@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ppfleet import limits
-from ppfleet.commands.check_cards import facts
+from ppfleet.commands.check_cards import facts, ranks
 from ppfleet.commands.check_cards.items import FAULTS, Result, amp_key, failed, not_run, passed
 from ppfleet.commands.check_cards.lab import Lab
 from ppfleet.commands.check_cards.numeric import SEND
@@ -35,7 +35,8 @@ def resume(lab: Lab, level: str, dtype: str) -> Result:
     fault = {"kind": "kill", "rank": lab.cards - 1, "step": lab.steps + 1}
     killed = lab.start(f"{name}_killed", lab.cards, {**task, "fault": fault})
     if not killed.fault() or not any(killed.codes):
-        raise RunFailed("no rank was killed", killed.log)
+        reason = ranks.reason(killed, lab.run_directory(f"{name}_killed"))
+        raise RunFailed(f"{shown}: the job ended before its rank was killed: {reason}", killed.log)
     again = lab.run(f"{name}_killed", lab.cards, task)
     return _same_bits(lab, name, shown, task, whole, again)
 
@@ -70,11 +71,11 @@ def fault(lab: Lab, kind: str) -> Result:
     before = facts.card_memory(lab.row.name)
     task = {"task": "train", "batch_norm": True, "batch": 16 * lab.cards, "steps": 200, "pause": _PAUSE,
             "options": {"stall": STALL}, "fault": {"kind": kind, "rank": lab.cards - 1, "step": 5}}  # fmt: skip
-    run = lab.start(f"fault_{kind}", lab.cards, task)
+    run, directory = lab.start(f"fault_{kind}", lab.cards, task), lab.run_directory(f"fault_{kind}")
     happened = run.fault()
     if not happened:
-        raise RunFailed("the job ended before the fault was made", run.log)
-    seconds, answer = run.ended - happened, cause.answer([lab.run_directory(f"fault_{kind}")])
+        raise RunFailed(f"the job ended before the fault was made: {ranks.reason(run, directory)}", run.log)
+    seconds, answer = run.ended - happened, cause.answer([directory])
     sentence = answer.sentence if answer else "no record tells why"
     memory = _memory_left(lab, before)
     figures = {"seconds": seconds, "exit_codes": list(run.codes), "said": sentence, "card_memory_mb": memory}

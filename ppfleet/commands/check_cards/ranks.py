@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ppfleet
 from ppfleet import foreign, limits
 from ppfleet.cluster import process_tree
 from ppfleet.cluster.ports import port_holder
 from ppfleet.commands.check_cards import probe
+from ppfleet.commands.check_cards.facts import ROOT
 from ppfleet.commands.launch.flags import OVERRIDES
 from ppfleet.commands.why import cause
 from ppfleet.distributed.devices import Device
@@ -57,6 +57,8 @@ class Run:
 
 class RunFailed(FleetError):
     """A job of a check did not do what it should: the reason in a sentence, and where its output is."""
+
+    code = "run_failed"
 
     def __init__(self, text: str, log: Path) -> None:
         super().__init__(text)
@@ -147,7 +149,7 @@ def environment(row: Device, rank: int, endpoints: list[str], extra: Mapping[str
 def _plain(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment without another launcher's variables, with a Python that finds this ppfleet."""
     env = {name: value for name, value in os.environ.items() if name not in OVERRIDES}
-    package = str(Path(ppfleet.__file__).resolve().parents[1])
+    package = str(ROOT)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     env.update({"GLOG_minloglevel": "2", "PYTHONWARNINGS": "ignore", **extra})
     return {name: value for name, value in env.items() if value or name not in extra}

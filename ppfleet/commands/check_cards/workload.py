@@ -38,15 +38,12 @@ class Pictures(paddle.io.Dataset):
 
 
 def network(batch_norm: bool, dropout: float = 0.0) -> Any:
-    """Convolution, depthwise convolution, normalisation, linear. Without biases before a normalisation: their gradient
-    is 0, and the noise in it says nothing."""
-
-    def norm() -> Any:
-        return nn.BatchNorm2D(16) if batch_norm else nn.GroupNorm(4, 16)
-
+    """Convolution, normalisation, depthwise convolution, linear. A second normalisation, or a bias before the first,
+    would have gradients near 0 by construction, and the noise in them says nothing."""
+    norm = nn.BatchNorm2D(16) if batch_norm else nn.GroupNorm(4, 16)
     return nn.Sequential(
-        nn.Conv2D(3, 16, 3, stride=2, padding=1, bias_attr=False), norm(), nn.Hardswish(),
-        nn.Conv2D(16, 16, 3, padding=1, groups=16, bias_attr=False), norm(), nn.Hardswish(),
+        nn.Conv2D(3, 16, 3, stride=2, padding=1, bias_attr=False), norm, nn.Hardswish(),
+        nn.Conv2D(16, 16, 3, padding=1, groups=16), nn.Hardswish(),
         nn.AdaptiveAvgPool2D(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(16, CLASSES),
     )  # fmt: skip
 

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import run, start, wait_for
+from tests.harness import on_cards, run, start, wait_for
 from tests.simcard import enter_rank, environment, read_trace
 from tests.simcard.build import _paddle
+
+pytestmark = on_cards
 
 PADDLE26 = _paddle()[1].startswith("2.")
 

@@ -6,8 +6,10 @@ import threading
 
 import pytest
 
-from tests.harness import run, start
+from tests.harness import on_cards, run, start
 from tests.simcard import build, environment, read_trace
+
+pytestmark = on_cards
 
 
 def cnn(paddle):

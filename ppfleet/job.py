@@ -61,10 +61,11 @@ class Job:
     """One training job as this process sees it: alone, or one rank of a launched job.
 
     directory   the run directory: checkpoints/, latest.pdparams, best.pdparams, settings.json, history.jsonl, logs/, …
-    device      auto, cpu or gpu
+    device      auto, cpu, gpu, xpu, npu … (ppfleet/distributed/devices.py); auto: a card where there is one
     seed        decides initial weights, sample order, augmentation and dropout
     accumulate  batches per optimizer step, whose gradients are added up
     amp         O0, O1 or O2, on cards; amp_dtype: float16 (with loss scaling) or bfloat16
+    deterministic  on a GPU: only operators that give the same bits each time, which are slower
     on_nan      if a loss or gradient is not finite: stop (raise on every rank), or skip that step
     save_every  steps between checkpoints within an epoch; 0: only where the script calls job.save
     keep        number of checkpoints to keep, besides the best
@@ -83,6 +84,7 @@ class Job:
         accumulate: int = 1,
         amp: str = "O0",
         amp_dtype: str | None = None,
+        deterministic: bool = False,
         on_nan: str = "stop",
         save_every: int = 0,
         keep: int = 3,
@@ -100,6 +102,8 @@ class Job:
         self.world = World.from_env()
         row = devices.select(device)
         self.device = paddle.get_device()
+        if deterministic:
+            _make_deterministic(row)
         defaults = tune(self.world.local_size) if not row.is_accelerator else {}
         self.directory = Path(directory).absolute()  # a script may change its working directory
         self.seed, self.accumulate, self.on_nan = seed, accumulate, on_nan
@@ -137,6 +141,7 @@ class Job:
             seed=seed,
             accumulate=accumulate,
             amp=str(self.precision),
+            deterministic=deterministic or row.deterministic == (),
             on_nan=on_nan,
             save_every=save_every,
             defaults=defaults,
@@ -425,6 +430,13 @@ class Job:
         if self._loop is None:
             raise FleetError(f"{method} needs a model: call job.prepare(net, optimizer) first")
         return self._loop
+
+
+def _make_deterministic(device: devices.Device) -> None:
+    if device.deterministic is None:
+        raise FleetError(f"deterministic=True: it is not known how a {device.title} computes the same bits each time")
+    if device.deterministic:
+        paddle.set_flags(dict.fromkeys(device.deterministic, 1))
 
 
 def _crash_at_once() -> None:

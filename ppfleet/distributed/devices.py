@@ -41,6 +41,8 @@ class Device:
     # Whether Paddle's own reducer exchanges gradients during backward(). Where a failure of the backend in there ends
     # the process (gloo), ppfleet exchanges them itself, afterwards.
     overlaps_exchange: bool = True
+    # Paddle's flags that make its operators give the same bits each time; None: not known for this device.
+    deterministic: tuple[str, ...] | None = None
     cannot_sum: tuple[str, ...] = ()  # dtypes that its backend returns wrong, or dies of
 
     def count(self) -> int:
@@ -145,6 +147,7 @@ CPU = Device(
     wheel="paddlepaddle",
     is_accelerator=False,
     has_autocast=False,
+    deterministic=(),
     overlaps_exchange=False,
     cannot_sum=("float16", "int16", "complex64", "complex128"),  # float16 comes back as inf, the others end the process
 )
@@ -159,6 +162,7 @@ GPU = Device(
     visible_variable="CUDA_VISIBLE_DEVICES",
     selected_variable="FLAGS_selected_gpus",
     device_files="nvidia[0-9]*",
+    deterministic=("FLAGS_cudnn_deterministic", "FLAGS_embedding_deterministic"),
 )
 XPU = Device(
     name="xpu",

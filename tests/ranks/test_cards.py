@@ -331,3 +331,17 @@ def stopped(path, device):
         job.backward(F.cross_entropy(model(pictures), labels))
         if job.step == 5:
             break
+
+
+def deterministic(path):
+    import ppfleet
+
+    ppfleet.Job(path, device=DEVICE, deterministic=True)
+
+
+def test_determinism_that_is_not_known_is_refused(tmp_path):
+    (end,) = start(deterministic, 1, tmp_path, str(tmp_path / "run")).wait(60)
+    assert end.error == (
+        "FleetError",
+        "deterministic=True: it is not known how a sim card computes the same bits each time",
+    )

@@ -1,5 +1,5 @@
 # Every target makes the environment it needs and touches no other: .venv (today's Paddle), .venv26 (Paddle 2.6),
-# .venv-peers (what make bench compares with), .venv-docs (what builds the site).
+# .venv-cuda (Paddle 2.6 for cards), .venv-peers (what make bench compares with), .venv-docs (what builds the site).
 PYTHON ?= python3
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE := 1
@@ -7,10 +7,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 VENV := .venv/.ready
 VENV26 := .venv26/.ready
+VENV_CUDA := .venv-cuda/.ready
 VENV_PEERS := .venv-peers/.ready
 VENV_DOCS := .venv-docs/.ready
 PY := .venv/bin/python
 PY26 := .venv26/bin/python
+PY_CUDA := .venv-cuda/bin/python
 RANKS ?= 2
 LAUNCH = $(PY) -m paddle.distributed.launch --nproc_per_node $(RANKS) --log_dir output/demo/launch
 DEMO = --epochs=8 --batch-size=16 --image-size=64 --crop=0.6 --augment=none --save-every=20
@@ -22,7 +24,7 @@ PORT ?= 8040
 JOBS ?= 3
 PYTEST = -m pytest tests -n $(JOBS) --dist worksteal --durations 12
 
-.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 test-sim test-sim26 coverage site docs-test chaos bench bench-quick size lint format debian-packages clean
+.PHONY: help setup demo board tipc test test-unit test-fast test-all test-paddle26 test-sim test-sim26 test-cuda-wheel check-cards coverage site docs-test chaos bench bench-quick size lint format debian-packages clean
 .DEFAULT_GOAL := help
 
 help:            ## this list
@@ -78,6 +80,16 @@ test-sim: $(VENV) ## the multi-rank suite again, on simulated cards (tests/simca
 test-sim26: $(VENV26) ## the same on Paddle 2.6
 	PPFLEET_TEST_DEVICE=sim $(PY26) -m pytest $(SIM) -n $(JOBS) --dist worksteal --durations 12 -m "not slow"
 
+test-cuda-wheel: $(VENV_CUDA) ## PyPI's wheel for cards, on a machine without any: what can run on its CPU (4 GB of disk)
+	$(PY_CUDA) -m pytest -q tests/unit -n 2
+	$(PY_CUDA) -m pytest -q tests/single -n 2 --dist worksteal -m essential
+	$(PY_CUDA) -m pytest -q tests/ranks/test_parity.py tests/ranks/test_comm.py -n 2 --dist worksteal -m "not slow"
+
+CARDS ?= 2
+
+check-cards: $(VENV) ## on a machine with cards: what ppfleet promises, checked there: make check-cards CARDS=2 IPS=<a>,<b> PY=<python>
+	$(PY) -m ppfleet check-cards --cards=$(CARDS) $(if $(IPS),--ips=$(IPS))
+
 COVER ?= tests/unit tests/single
 
 coverage: $(VENV) ## which lines the tests reach, in subprocesses too, per folder: make coverage COVER="tests/unit tests/ranks"
@@ -128,7 +140,7 @@ debian-packages: ## what some tests need of the system (root): network namespace
 	apt-get update && apt-get install --yes --no-install-recommends $$(cat requirements/debian.txt)
 
 clean:           ## remove the environments and everything the targets made
-	rm -rf .venv .venv26 .venv-peers .venv-docs site output lite_data test_tipc/output build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv26 .venv-cuda .venv-peers .venv-docs site output lite_data test_tipc/output build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 9) else "ppfleet needs Python 3.9 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 $(MAKECMDGOALS)")'
@@ -144,6 +156,9 @@ $(VENV): setup.py pyproject.toml
 
 $(VENV26): setup.py pyproject.toml requirements/paddle26.txt
 	$(call make_venv,.venv26,-r requirements/paddle26.txt -e ".[dev]")
+
+$(VENV_CUDA): setup.py pyproject.toml requirements/cuda-wheel.txt
+	$(call make_venv,.venv-cuda,-r requirements/cuda-wheel.txt -e ".[dev]")
 
 $(VENV_PEERS): requirements/peers.txt
 	$(call make_venv,.venv-peers,-r requirements/peers.txt)

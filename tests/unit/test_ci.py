@@ -73,3 +73,20 @@ def test_linters_are_pinned():
 def test_the_citation_names_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == __version__
+
+
+def test_the_wheel_for_cards_has_the_neighbours_of_paddle_26():
+    """In all three places that install it: the lane of `make test-cuda-wheel`, the extra `gpu26`, the Dockerfile."""
+
+    def listed(name):
+        lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
+        return {line for line in lines if line and not line.startswith("#")}
+
+    cuda, paddle26 = listed("cuda-wheel.txt"), listed("paddle26.txt")
+    assert cuda - paddle26 == {"paddlepaddle-gpu==2.6.2"} and paddle26 - cuda == {"paddlepaddle==2.6.2"}
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extra = set(re.findall(r'"(.+)"', re.search(r"^gpu26 = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)[1]))
+    assert extra <= cuda and any(one.startswith("numpy<") for one in extra)
+    dockerfile = (ROOT / "deploy/cluster/Dockerfile").read_text(encoding="utf-8")
+    named = re.search(r'PADDLE="(paddlepaddle-gpu==2[^"]+)"', dockerfile)[1].split()
+    assert set(named) <= extra and "cudnn" in re.search(r"BASE=(nvidia/cuda:11\.8\S+)", dockerfile)[1]

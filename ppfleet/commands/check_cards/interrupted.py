@@ -23,6 +23,8 @@ def resume(lab: Lab, level: str, dtype: str) -> Result:
     """Train; train again and kill a rank in the middle; resume, and compare the weights."""
     name, shown = amp_key(level, dtype), f"{level} {dtype}".strip()
     options: dict[str, Any] = {"amp": level, "save_every": 2, "stall": STALL, **({"amp_dtype": dtype} if dtype else {})}
+    if lab.row.deterministic:
+        options["deterministic"] = True
     task = {"task": "train", "batch_norm": True, "dropout": 0.1, "resume": True, "options": options,
             "batch": 16 * lab.cards, "steps": 2 * lab.steps}  # fmt: skip
     whole = lab.run(f"{name}_whole", lab.cards, task)

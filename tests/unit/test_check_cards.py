@@ -88,7 +88,7 @@ def test_the_page_shows_failures_first_and_the_simulation():
         simulated=True, results={"facts": passed("found"), "branch": failed("it differs", "send it", "a.log")}
     )
     page = report_page.html(made)
-    assert page.index("it differs") < page.index("found") and "What to do:</b> send it" in page
+    assert page.index("It differs.") < page.index("Found.") and "What to do:</b> send it." in page
     assert SIMULATED_NOTE.capitalize() in page and "<pre>GPU0 GPU1" in page
     assert SIMULATED_NOTE.capitalize() not in report_page.html(report())
 

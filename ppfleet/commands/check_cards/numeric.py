@@ -63,9 +63,9 @@ def _branches(lab: Lab, name: str, before: str) -> Result:
 
 def two_machines(lab: Lab) -> Result:
     if len(lab.nodes) < 2:
-        return not_run("needs a second machine", "run `ppfleet check-cards --ips=A,B` on each machine")
+        return not_run("needs a second machine", "run ppfleet check-cards --ips=A,B on each machine")
     if this_machine().accelerator.name != lab.row.name:
-        return not_run(f"`ppfleet launch` does not start processes on a {lab.row.title} yet")
+        return not_run(f"ppfleet launch does not start processes on a {lab.row.title} yet")
     ranks = lab.cards * len(lab.nodes)
     task = {**_GRADIENTS, "batch": 16 * ranks}
     flags = ["ppfleet", "launch", f"--ips={','.join(lab.nodes)}", *lab.machine_flags, f"--devices={lab.card_list()}"]
@@ -87,4 +87,5 @@ def _compared(lab: Lab, one: Run, many: Run, before: str, **figures: Any) -> Res
     if not worst <= TOLERANCE:
         by = f"{worst:.1e} of the largest change of {name}, more than {TOLERANCE:g}"
         return failed(f"{before}1 and {cards} cards differ by {by}", SEND, many.log, **figures)
-    return passed(f"{before}1 and {cards} cards agree within {worst:.1e}", **figures)
+    agree = f"agree within {worst:.1e}" if worst else "agree exactly"
+    return passed(f"{before}1 and {cards} cards {agree}", **figures)

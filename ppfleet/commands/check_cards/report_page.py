@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ppfleet.commands.check_cards.facts import SIMULATED_NOTE
 from ppfleet.commands.check_cards.items import FAIL, ITEMS, NOT_RUN, PASS
 from ppfleet.commands.check_cards.report import Report
@@ -19,7 +21,18 @@ def html(report: Report) -> str:
         note=SIMULATED_NOTE if report.simulated else "",
         rows=[row for row in rows if row[1].status == FAIL] + [row for row in rows if row[1].status != FAIL],
         pills=_PILLS,
+        shown=_shown,
+        unbroken=_unbroken,
         minutes=sum(report.seconds.values()) / 60,
         short={name: value for name, value in report.facts.items() if "\n" not in value},
         long={name: value for name, value in report.facts.items() if "\n" in value},
     )
+
+
+def _shown(sentence: str) -> str:
+    return _unbroken(sentence[:1].upper() + sentence[1:].rstrip("."))
+
+
+def _unbroken(text: str) -> str:
+    """Numbers such as 1e-4 and dates stay on one line: a browser breaks after a hyphen."""
+    return re.sub(r"(?<=[\de])-(?=\d)", "\N{NON-BREAKING HYPHEN}", text)

@@ -58,7 +58,7 @@ def test_its_metadata(wheel):
     ):
         assert line in metadata
     extras = {line.split(": ")[1] for line in metadata if line.startswith("Provides-Extra")}
-    assert extras == {"cpu", "gpu", "deploy", "examples", "dev"}
+    assert extras == {"cpu", "gpu", "gpu26", "deploy", "examples", "dev"}
 
 
 def test_the_installed_command_starts(wheel, tmp_path):

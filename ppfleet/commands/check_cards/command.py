@@ -139,7 +139,9 @@ def _check(o: argparse.Namespace, output: Path, lab: Lab) -> int:
 
 def _facts(lab: Lab, known: dict[str, str], wanted: int) -> Result:
     fewer = f"; --cards={wanted}, but {lab.cards} can be used" if lab.cards < wanted else ""
-    return passed(f"{known['cards']}; Paddle {known['paddle']}, ppfleet {known['ppfleet']} {known['commit']}{fewer}")
+    return passed(
+        f"{known['cards']}; Paddle {known['paddle']}, ppfleet {known['ppfleet']}, commit {known['commit']}{fewer}"
+    )
 
 
 def _guarded(check: Check, lab: Lab, key: str) -> Result:

@@ -46,7 +46,7 @@ def tensorrt(lab: Lab) -> Result:
 def _infer(lab: Lab, name: str, flags: list[str]) -> Result:
     model = lab.run_directory("export") / "export"
     if lab.row.name != GPU.name:
-        return not_run(f"infer.py runs on CPUs and {GPU.title}s, not on a {lab.row.title}")
+        return not_run(f"the script infer.py runs on CPUs and {GPU.title}s, not on a {lab.row.title}")
     if not _INFER.is_file():
         return not_run("needs deploy/inference_python, which an installed ppfleet does not have", "run it in a clone")
     if not (model / "export.json").is_file():

@@ -34,5 +34,5 @@ def _shown(sentence: str) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """Numbers such as 1e-4 and dates stay on one line: a browser breaks after a hyphen."""
-    return re.sub(r"(?<=[\de])-(?=\d)", "\N{NON-BREAKING HYPHEN}", text)
+    """Numbers such as 1e-4, dates and SHA-256 stay on one line: a browser breaks after a hyphen."""
+    return re.sub(r"(?<=[\deA])-(?=\d)", "\N{NON-BREAKING HYPHEN}", text)

@@ -11,6 +11,7 @@ PADDLE_GRACE = 30.0
 
 # Starting
 JOIN = 30.0  # for all ranks to join a job; PPFLEET_WAIT overrides it
+JOIN_CARDS = 120.0  # the same on accelerators: a wheel of 3 GB may come from a network disk
 CONNECT = 5.0  # for one attempt to connect to another process
 HELLO = 10.0  # for a process that has connected to say who it is
 MESSAGE = 10.0  # for one message, once it has begun

@@ -28,7 +28,7 @@ from ppfleet.distributed.devices import Device
 from ppfleet.distributed.shared_memory import Shared, share
 from ppfleet.distributed.world import World
 from ppfleet.errors import CommError, MismatchError, WorldError
-from ppfleet.limits import JOIN_MARGIN, LEARN_CAUSE, SAY_WAITING
+from ppfleet.limits import JOIN, JOIN_CARDS, JOIN_MARGIN, LEARN_CAUSE, SAY_WAITING
 from ppfleet.watchdog.diagnosis import Limits
 from ppfleet.watchdog.process import is_orphan
 from ppfleet.watchdog.recorder import Entry, Flight
@@ -68,16 +68,16 @@ class Comm:
             )
         store.check_master(world)
         # The token tells this start of the job from others whose records lie in the same directory.
-        token = secrets.token_hex(6)
+        token, seconds = secrets.token_hex(6), store.patience(JOIN_CARDS if device.is_accelerator else JOIN)
         news: dict[str, Any] = {"run": token, "watchdog": self.watchdog.listen(token)} if world.first else {}
         facts = {**handshake.facts(paddle.__version__), **device.versions()}
-        news = handshake.call(world, facts, store.patience(), news, device.hardware())
+        news = handshake.call(world, facts, seconds, news, device.hardware())
         self.flight.describe(run=news["run"])
         self.watchdog.start(news["run"], news["watchdog"])
         with self.flight.during("start", "init_parallel_env", waits=True):
-            store.await_master(world)
+            store.await_master(world, seconds)
             # Paddle blocks Python in there, and with it the watchdog: if a rank dies now, this ends the wait.
-            faulthandler.dump_traceback_later(store.patience() + JOIN_MARGIN, exit=True)
+            faulthandler.dump_traceback_later(seconds + JOIN_MARGIN, exit=True)
             with store.signals_blocked():  # threads that start in there inherit it: a signal would fail the store's
                 dist.init_parallel_env()
             faulthandler.cancel_dump_traceback_later()

@@ -75,9 +75,9 @@ def check_master(world: World) -> None:
             ) from None
 
 
-def patience() -> float:
+def patience(usual: float = limits.JOIN) -> float:
     """Seconds for all ranks to join."""
-    text = os.environ.get("PPFLEET_WAIT", str(limits.JOIN))
+    text = os.environ.get("PPFLEET_WAIT", str(usual))
     try:
         seconds = float(text)
     except ValueError:
@@ -87,7 +87,7 @@ def patience() -> float:
     return seconds
 
 
-def await_master(world: World) -> None:
+def await_master(world: World, seconds: float) -> None:
     """Wait until rank 0's store listens, which it does right after the handshake."""
     host, _, port = world.master.rpartition(":")
     if world.first:
@@ -99,7 +99,7 @@ def await_master(world: World) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=limits.CONNECT).close()
             return
         except OSError as failure:
-            if time.monotonic() - began > patience():
+            if time.monotonic() - began > seconds:
                 raise CommError(f"rank 0's store at {world.master} did not answer {world.name()} ({failure})") from None
             time.sleep(0.05)
 

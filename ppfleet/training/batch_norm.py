@@ -137,11 +137,11 @@ class _Own(_Forward):
 
 
 def _affine(layer: Any) -> tuple[Any, Any]:
+    """Weight and bias. Where a layer lacks one of them, Paddle's own operator does not train the other one either."""
     weight, bias = layer.weight, layer.bias
-    return (
-        paddle.ones_like(layer._mean) if weight is None else weight,
-        paddle.zeros_like(layer._mean) if bias is None else bias,
-    )
+    if weight is None:
+        return paddle.ones_like(layer._mean), paddle.zeros_like(layer._mean) if bias is None else bias.detach()
+    return (weight.detach(), paddle.zeros_like(layer._mean)) if bias is None else (weight, bias)
 
 
 class _Normalise(PyLayer):

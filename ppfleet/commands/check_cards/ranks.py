@@ -196,7 +196,7 @@ def _processes(
                         stderr=out,
                         env=env,
                         start_new_session=True,  # Ctrl-C reaches this process alone
-                        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+                        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
                     )
                 )
         yield processes

@@ -1,5 +1,6 @@
 """The deployed script: as a user types it, with the repository out of reach."""
 
+import argparse
 import hashlib
 import json
 import os
@@ -92,6 +93,38 @@ def place(tmp_path_factory):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(cv2.imencode(path.suffix, pixels)[1].tobytes())
     return root
+
+
+@pytest.mark.parametrize(
+    ("use_gpu", "precision", "off", "accepted"),
+    [
+        (False, "fp32", 0.0005, True),
+        (False, "fp32", 0.01, False),
+        (True, "fp32", 0.01, True),  # TF32
+        (True, "fp32", 0.05, False),
+        (True, "fp16", 0.05, True),
+        (True, "fp16", 0.5, False),
+    ],
+)
+def test_every_device_must_reproduce_the_stored_outputs(tmp_path, monkeypatch, use_gpu, precision, off, accepted):
+    monkeypatch.syspath_prepend(str(ROOT / "deploy/inference_python"))
+    import backends
+
+    inputs = np.ones((1, 3, 2, 2), np.float32)
+    np.savez(tmp_path / "parity.npz", input0_1=inputs, output0_1=np.float32([[1, -2]]))
+
+    def backend(images):
+        return np.float32([[1, -2 - 2 * off]])
+
+    backend.version = "1"
+    monkeypatch.setattr(backends, "_find", lambda *_: lambda: backend)
+    options = argparse.Namespace(use_gpu=use_gpu, precision=precision)
+    stamp = {"parity": {"tolerance": 1e-3}, "sha256": {}}
+    if accepted:
+        assert backends.load("paddle", tmp_path, stamp, options) is backend
+    else:
+        with pytest.raises(backends.UserError, match="the outputs of paddle 1 differ"):
+            backends.load("paddle", tmp_path, stamp, options)
 
 
 def infer(place, *arguments, model="model", without=()):

@@ -62,6 +62,7 @@ class Running:
     logs: list[Any] = field(default_factory=list)
 
     def wait(self, timeout: float = 120) -> list[Rank]:
+        timeout *= 1 if DEVICE == "cpu" else 2  # threads play the cards, on the same cores
         deadline = time.monotonic() + timeout
         try:
             for process in self.processes:

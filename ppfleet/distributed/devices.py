@@ -19,6 +19,7 @@ from ppfleet import log
 from ppfleet.errors import WorldError
 
 AUTO = "auto"
+_ANY = 1 << 10  # cards of a machine that cannot be counted
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class Device:
                 listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True)
                 return listed.stdout.count("GPU ")
         return found
+
+    def cards(self) -> int:
+        """How many of them Linux shows; where it is not known how, as many as anybody asks for if it is installed."""
+        return self.files() if self.device_files else _ANY * self.has_wheel()
 
     def has_wheel(self) -> bool:
         """Whether the installed PaddlePaddle, or its plugin, is the one for it, without loading it."""

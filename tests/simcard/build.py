@@ -14,8 +14,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
+
+from tests.fork_server import paddle_version
 
 SOURCES = Path(__file__).resolve().parent
 CACHE = SOURCES.parent.parent / "output" / "simcard"
@@ -44,7 +45,7 @@ def _paddle() -> tuple[Path, str]:
     found = importlib.util.find_spec("paddle")
     if found is None or found.origin is None:
         raise RuntimeError("the simulated card needs Paddle: it is not installed in this interpreter")
-    return Path(found.origin).parent, version("paddlepaddle")
+    return Path(found.origin).parent, paddle_version()
 
 
 def _compile_flags(paddle: Path, release: str, sources: Path) -> list[str]:

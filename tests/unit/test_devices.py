@@ -73,6 +73,18 @@ def test_devices_of_plugins_need_no_row(paddle):
     assert row.visible_variable == "NEW_KIND_VISIBLE_DEVICES" and row.launch_flag == "--devices"
 
 
+def test_cards_that_linux_does_not_show_are_not_taken_for_none(monkeypatch):
+    installed = []
+    monkeypatch.setattr(devices.Device, "has_wheel", lambda self: self.name in installed)
+    monkeypatch.setattr(devices.Device, "files", lambda self: 0)
+    gcu, npu = devices.DEVICES["gcu"], devices.DEVICES["npu"]
+    assert gcu.cards() == npu.cards() == 0 and devices.of_machine() is GPU
+    installed += ["gcu"]
+    assert gcu.cards() > 100 and devices.of_machine() is gcu
+    installed += ["npu"]
+    assert npu.cards() == 0  # Linux would show them
+
+
 def test_a_row_may_know_more(paddle):
     paddle.kunlun, paddle.plugins = 4, ["npu:0"]
     assert (

@@ -51,7 +51,7 @@ def say(text: str) -> None:
 def this_machine() -> Machine:
     """Which Paddle is installed and how many cards there are, without importing Paddle."""
     row = devices.of_machine()
-    return Machine(cards=row.files(), built=row.has_wheel(), env=dict(os.environ), accelerator=row)
+    return Machine(cards=row.cards(), built=row.has_wheel(), env=dict(os.environ), accelerator=row)
 
 
 def check_here(launch: Launch) -> None:

@@ -60,8 +60,8 @@ class Judge:
         self.departed: dict[int, Event] = {}  # ranks that ended in order
         self.joined: set[int] = set()
         self.peers = Peers(self.greet, len(hosts), unreachable=limits.UNREACHABLE)
-        self._began = time.monotonic()
-        self._beats = {rank: Beat(rank, self._began, warm=False) for rank in range(len(hosts))}
+        self._came = float("inf")  # when the first rank joined: the others have met it, and come at once
+        self._beats = {rank: Beat(rank, time.monotonic(), warm=False) for rank in range(len(hosts))}
         self._suspect: tuple[Any, float] = (None, 0.0)  # what the next beats must confirm, and since when
         self._oom_kills = oom_kills()
         self._end_others = float("inf")  # when ranks that have not ended after the verdict are killed
@@ -73,6 +73,7 @@ class Judge:
             return None
         if not 0 <= rank < len(self.hosts) or rank in self.joined or not isinstance(process.get("pid"), int):
             return None
+        self._came = min(self._came, time.monotonic())
         self.joined.add(rank)
         self.processes[rank] = process
         self._beats[rank] = Beat(rank, time.monotonic(), warm=False)
@@ -94,8 +95,11 @@ class Judge:
 
     def _done(self) -> bool:
         """All ranks that came are gone, and nobody else can come."""
-        alone = not self.peers.links and (self.joined or process_state(self.processes[0]["pid"])[0] == "gone")
-        return bool(alone) and (self.verdict is not None or 0 in self.departed or len(self.joined) == len(self.hosts))
+        if self.peers.links:
+            return False
+        if not self.joined:  # the ranks did not meet
+            return process_state(self.processes[0]["pid"])[0] == "gone"
+        return self.verdict is not None or 0 in self.departed or len(self.joined) == len(self.hosts)
 
     def hear(self, seconds: float) -> None:
         try:
@@ -137,7 +141,7 @@ class Judge:
                 self._end_silent(now)
             return
         unseen = set(range(len(self.hosts))) - self.joined
-        if unseen and now - self._began > limits.UNREACHABLE:
+        if unseen and now - self._came > limits.UNREACHABLE:
             rank = min(unseen)
             self.announce(Event(Code.KILLED, rank, self.hosts[rank], fields={"early": True}))
             return

@@ -131,6 +131,15 @@ def test_a_rank_that_never_came_was_killed_early(court):
     assert (made.verdict.code, made.verdict.rank, made.verdict.fields) == (Code.KILLED, 2, {"early": True})
 
 
+def test_ranks_may_take_long_to_meet(court):
+    """The judge is started before they do."""
+    made = court(joined=())
+    made.later(10 * UNREACHABLE)
+    assert made.verdict is None and not made.judge._done()
+    made.states[100] = "gone"
+    assert made.judge._done()  # rank 0 has given up
+
+
 def test_a_rank_that_lets_others_wait_too_long(court):
     made = court()
     made.later(24, rank0=waits(24), rank1=works(24), rank2=waits(24))

@@ -221,10 +221,8 @@ def _main(module: str, name: str, path: str, arguments: str) -> int:
     try:
         told = {"value": function(*json.loads(arguments))}
     except Exception as failure:  # noqa: BLE001 - whatever the function raised is what the test asks about
-        import traceback
-
-        traceback.print_exc()
-        sys.last_value = failure  # as an exception that ends a script
+        sys.last_value = failure
+        sys.excepthook(type(failure), failure, failure.__traceback__)  # as an exception that ends a script
         told = {"error": [type(failure).__name__, str(failure)]}
     Path(path).write_text(json.dumps(told))
     return 1 if "error" in told else 0

@@ -137,6 +137,7 @@ def _sample_bytes(drawer: BatchDrawer) -> int:
     child = os.fork()
     if child == 0:
         try:
+            paddle.set_device(devices.CPU.name)  # a forked process cannot use its parent's card
             os.write(writer, str(_nbytes(drawer.sample((0, 0)))).encode())
         finally:
             os._exit(0)
@@ -187,9 +188,7 @@ _deaths = _Deaths()
 
 
 def _begin(worker: int) -> None:
-    """A forked process cannot use its parent's card.
-
-    Ask Linux to kill this worker when the training process dies, also by SIGKILL, so that no orphans remain. It gets
+    """Ask Linux to kill this worker when the training process dies, also by SIGKILL, so that no orphans remain. It gets
     its own process group: a signal to the launcher's group is for the training process, which still needs data."""
     parent = os.getppid()
     os.setpgid(0, 0)

@@ -78,6 +78,8 @@ class Judge:
         self.processes[rank] = process
         self._beats[rank] = Beat(rank, time.monotonic(), warm=False)
         peer.send(process=self.processes[0])
+        for event in self.departed.values():
+            peer.send(departed=event.to_json())
         if self.verdict is not None:
             peer.send(verdict=self.verdict.to_json())
         return rank

@@ -75,6 +75,8 @@ class Watchdog:
         self._health = Health()
         self._thread = threading.Thread(target=self._run, name="ppfleet watchdog", daemon=True)
         atexit.register(self._at_exit)  # from now on: a rank may fail before there is anything to watch
+        self._hook = sys.excepthook
+        sys.excepthook = self._on_exception
 
     # What the main thread calls
 
@@ -171,7 +173,22 @@ class Watchdog:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             atexit.unregister(self._at_exit)
+            if sys.excepthook == self._on_exception:
+                sys.excepthook = self._hook
             self._hub.end()
+
+    def _on_exception(self, kind: Any, value: BaseException, trace: Any) -> None:
+        """An exception ends the script: tell the others now. Before atexit calls its handlers, Python and Paddle may
+        wait for threads, or for a device that waits for the others."""
+        if os.getpid() == self._pid and threading.get_ident() == self._trainer:
+            self._tell_exception(value)
+        self._hook(kind, value, trace)
+
+    def _tell_exception(self, cause: BaseException) -> None:
+        event = events.exception(cause, self.world.rank, self.world.host, user_line(cause.__traceback__))
+        event = replace(event, operation=self._own(Code.EXCEPTION).operation)
+        self.flight.record(event)
+        self.close(event)
 
     def _at_exit(self) -> None:
         """Record how this rank ended, and tell the others."""
@@ -182,12 +199,12 @@ class Watchdog:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # at exit, Python would restore the default: death
         cause = getattr(sys, "last_value", None)
         if cause is not None:
-            event = events.exception(cause, self.world.rank, self.world.host, user_line(cause.__traceback__))
-            event = replace(event, operation=self._own(Code.EXCEPTION).operation)
-            self.flight.record(event)
-            self.close(event)
+            self._tell_exception(cause)
         self.flight.record(self._own(Code.ENDED))
         self.close()
+        stalled = self._raised and self.verdict is not None and self.verdict.code not in LOST
+        if self.limits.asynchronous and (stalled or cause is not None):
+            self._exit(STALLED if stalled else 1)  # at its own end, Paddle may wait for a device that waits for others
 
     def _own(self, code: Code, **fields: Any) -> Event:
         """About this rank, after its newest operation."""
@@ -274,10 +291,10 @@ class Watchdog:
         if stacks is not None and event.rank in (-1, self.world.rank):
             _say(f"the Python stacks of {self.world.name()} are in {stacks}")
 
-    def _exit(self) -> None:
+    def _exit(self, code: int = STALLED) -> None:
         _in_thread(sys.stdout.flush)
         _in_thread(sys.stderr.flush)
-        os._exit(STALLED)
+        os._exit(code)
 
     # Messages out
 

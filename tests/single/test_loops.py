@@ -192,7 +192,7 @@ def another_run(path, options, action):
 
     job = ppfleet.Job(path, device=DEVICE, keep=2, **options)
     net = blocks.mlp()
-    job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
+    net, _ = job.prepare(net, paddle.optimizer.SGD(0.1, parameters=net.parameters()))
     if action == "elsewhere":
         job.resume(f"{path}-other")
     if action in ("resume", "none"):

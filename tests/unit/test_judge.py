@@ -115,6 +115,16 @@ def test_a_goodbye_is_passed_on_and_the_end_that_follows_is_no_loss(court):
     assert made.verdict is None and made.told("departed") == [(1, bye)]
 
 
+def test_who_comes_late_hears_who_has_left_and_why_the_job_ends(court):
+    made = court(joined=(0, 1))
+    bye, end = Event(Code.ENDED, 1).to_json(), Event(Code.STALL, 0).to_json()
+    made.judge.handle(1, {"departed": bye})
+    made.judge.handle(0, {"verdict": end})
+    peer = Peer()
+    assert made.judge.greet(peer, HELLO) == 2
+    assert peer.sent == [{"process": made.judge.processes[0]}, {"departed": bye}, {"verdict": end}]
+
+
 def test_verdicts_and_sigterm_of_a_rank_are_passed_on(court):
     made = court()
     made.judge.handle(2, {"stop": "rank 2 got SIGTERM"})

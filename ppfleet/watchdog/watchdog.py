@@ -203,8 +203,8 @@ class Watchdog:
         self.flight.record(self._own(Code.ENDED))
         self.close()
         stalled = self._raised and self.verdict is not None and self.verdict.code not in LOST
-        if self.limits.asynchronous and (stalled or cause is not None):
-            self._exit(STALLED if stalled else 1)  # at its own end, Paddle may wait for a device that waits for others
+        if self.limits.asynchronous and stalled:
+            self._exit()  # at its own end, Paddle may wait for a device that waits for others
 
     def _own(self, code: Code, **fields: Any) -> Event:
         """About this rank, after its newest operation."""
@@ -291,10 +291,10 @@ class Watchdog:
         if stacks is not None and event.rank in (-1, self.world.rank):
             _say(f"the Python stacks of {self.world.name()} are in {stacks}")
 
-    def _exit(self, code: int = STALLED) -> None:
+    def _exit(self) -> None:
         _in_thread(sys.stdout.flush)
         _in_thread(sys.stderr.flush)
-        os._exit(code)
+        os._exit(STALLED)
 
     # Messages out
 

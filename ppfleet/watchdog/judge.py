@@ -1,7 +1,7 @@
 """The judge: a process of rank 0's host that hears all ranks, decides that the job must end, and says why.
 
 A rank whose Python is blocked by one call, as by a read from a device that waits for another rank, can neither beat nor
-hear. So the one that judges is no thread of a rank. It also ends ranks of its host that cannot do so themselves.
+hear. So the judge is not a thread of a rank. It also ends ranks of its host that cannot do so themselves.
 Pure: plain sockets.
 """
 
@@ -46,7 +46,7 @@ def start(world: World, rules: Limits, token: str, process: dict[str, Any]) -> i
         known = {"hosts": hosts, "rules": asdict(rules), "token": token, "process": process}
         with contextlib.suppress(OSError), judge.stdin as pipe:  # type: ignore[union-attr]
             pipe.write(json.dumps(known).encode())  # not as an argument, which everybody on this machine can read
-        judge.returncode = 0  # it outlives this process, and that is no resource to warn of
+        judge.returncode = 0  # it outlives this process on purpose: no ResourceWarning
         return int(listener.getsockname()[1])
 
 

@@ -95,7 +95,7 @@ def test_a_collective_that_never_comes_is_a_stall_of_all(tmp_path, collective):
 
 
 def test_a_device_error_is_not_called_a_lost_rank(tmp_path):
-    """A failed card surfaces at a later call of the rank that has it: that is what both ranks are told."""
+    """A failed card surfaces at a later call of the rank that has it: both ranks get that error."""
     env = {"SIM_FAIL": "rank=1,kernel=relu,count=6"}
     ends = start(trains, 2, tmp_path, str(tmp_path / "run"), "", -1, [], env=env).wait(60)
     kind, text = ends[1].error

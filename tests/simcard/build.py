@@ -34,7 +34,7 @@ def plugin(cache: Path = CACHE, sources: Path = SOURCES) -> Path:
         return target
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever waited here finds it done
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a process that waited here finds it done
         if not (target / LIBRARY).exists():
             _build(target, flags, _link_flags(paddle, release), sources)
     return target

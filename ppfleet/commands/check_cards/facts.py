@@ -11,7 +11,7 @@ from typing import Any
 from ppfleet._version import __version__
 from ppfleet.distributed.devices import GPU
 
-# tests/simcard: the one device that is no hardware. Only the wording of the report depends on this name.
+# tests/simcard is not hardware: the report says so, and its speed is measured but not judged.
 SIMULATED = "sim"
 SIMULATED_NOTE = "simulated card: proves the code path, not the hardware"
 ROOT = Path(__file__).resolve().parents[3]  # of the clone, or where ppfleet is installed

@@ -33,7 +33,7 @@ EXACT = {"NVIDIA_TF32_OVERRIDE": "0", "FLAGS_cudnn_deterministic": "1"}
 
 @dataclass(frozen=True)
 class Run:
-    """A job that has ended. `told[rank]` is what the rank wrote; {} if it did not come to that."""
+    """A job that has ended. `told[rank]` is what the rank wrote; {} if it ended before that."""
 
     codes: tuple[int, ...]
     told: tuple[dict[str, Any], ...]

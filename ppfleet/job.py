@@ -110,7 +110,7 @@ class Job:
         self.save_every, self.log_every = save_every, log_every
         self.flight = run_directory.open_flight(self.directory, self.world)
         card = row.is_accelerator
-        rules = Limits(stall, stall_long, first=limits.FIRST_STEP if card else 0.0, asynchronous=card)
+        rules = Limits(stall, stall_long, first=limits.FIRST_STEP if card else 0.0)
         self.comm = Comm(self.world, row, self.flight, rules)
         if self.world.alone:
             self.comm.watchdog.start()
@@ -318,7 +318,7 @@ class Job:
         if not metrics:
             raise FleetError("job.evaluate needs a metric: job.evaluate(net, val, top1=ppfleet.metrics.top1)")
         model = unwrap(net)
-        self._same_buffers(model)
+        self._sync_buffers(model)
         with self.flight.during("evaluate", "evaluation"):
             scores = evaluate(model, loader, metrics, self.comm)
         if scores is None:
@@ -389,7 +389,7 @@ class Job:
         target = Path(directory) if directory is not None else self.directory / "export"
         model = unwrap(net)
         with self.flight.during("export", "export"):
-            self._same_buffers(model)
+            self._sync_buffers(model)
             with cpu.stock(model), batch_norm.stock(model):
                 facts = self.comm.on_first(lambda: self._exported(model, spec, target, stamp), "export")
         log.info(f"exported to {target}: {agreement(facts['parity'])}")
@@ -422,9 +422,9 @@ class Job:
 
     # Details
 
-    def _same_buffers(self, model: Any) -> None:
+    def _sync_buffers(self, model: Any) -> None:
         if self._loop is not None and model is self._net:
-            self._loop.stepper.exchange.same_buffers()
+            self._loop.stepper.exchange.sync_buffers()
 
     def _ready(self, method: str) -> Loop:
         if self._loop is None:

@@ -39,10 +39,15 @@ TOGETHER = 3.0  # ranks of a host that end within so long ended together
 KILL_AFTER_SIGTERM = 15.0  # a rank that is killed later was killed by the sender of SIGTERM
 
 # Launching
+MACHINES = 120.0  # for the other machines to join a command: --wait
+MACHINES_DOCTOR = 15.0  # the same for `doctor`, which tells who is missing
+MACHINES_TIPC = 600.0  # the same for the TIPC runner, whose machines may still be training
 LAUNCH_GRACE = PADDLE_GRACE + 10  # for Paddle's launcher to end its trainers
 LAUNCH_GRACE_LOST = 8.0  # the same where the job has ended on another host anyway
 LAST_WORDS = 60.0  # for the other hosts to tell how the job ended there
 SCALE_GRACE = LAUNCH_GRACE + 10  # for `launch` under `scale`
+TIPC_LITE = 3600.0  # for one TIPC command
+TIPC_WHOLE = 30 * 24 * 3600.0  # the same in the modes that train on all of the data
 TIPC_GRACE = 10.0  # between SIGTERM and SIGKILL of a TIPC command
 DOCTOR_CONNECT = 3.0  # for one connection of `doctor`
 DOCTOR_SKEW = 2.0  # a difference between clocks that `doctor` mentions

@@ -58,9 +58,9 @@ class _Console(logging.Handler):
 class Progress:
     """The progress of one epoch: lines in the form that Paddle users know, or a bar on a terminal."""
 
-    def __init__(self, label: str, steps: int | None, samples_a_step: int, every: int, shown: bool) -> None:
+    def __init__(self, label: str, steps: int | None, samples_per_step: int, every: int, shown: bool) -> None:
         self.label, self.steps, self.every, self.shown = label, steps, max(1, every), shown
-        self.samples_a_step = samples_a_step
+        self.samples_per_step = samples_per_step
         self.done = 0
         self._since = 0
         self._reader = 0.0
@@ -93,7 +93,7 @@ class Progress:
         costs = {
             "batch_cost": batch,
             "reader_cost": self._reader / max(1, self._since),
-            "ips": self.samples_a_step / batch if batch else math.nan,
+            "ips": self.samples_per_step / batch if batch else math.nan,
         }
         remaining = None if self.steps is None or steps_later is None else self.steps - self.done + steps_later
         if self.shown:

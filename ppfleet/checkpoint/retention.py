@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest few, and those that `latest` and `best` point to. Pure."""
+"""Which checkpoints stay: the newest few, and those that `latest` and `best` point to."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Saver:
 
     def _write(self, facts: dict[str, Any], replaces: Path | None = None) -> str:
         """Rank 0 writes; every rank must be at the same point, with the same weights."""
-        self.stepper.exchange.same_buffers()
+        self.stepper.exchange.sync_buffers()
         where = {name: facts[name] for name in ("epoch", "loop", "position", "step", "schedule")}
         model, digest = tensors.to_bytes(tensors.model_arrays(self.net)), ""
         if not self.comm.world.alone:

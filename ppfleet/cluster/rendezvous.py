@@ -30,7 +30,7 @@ class Meeting:
     node: int  # the number of this one; -1: the first node assigns it
     port: int
     digest: str
-    patience: float  # seconds for the others to join
+    timeout: float  # seconds for the others to join
     say: Callable[[str], None]
     same: str = "command"
     ended: dict[int, int] = field(default_factory=dict, init=False)  # nodes where the job has ended: the exit code
@@ -114,7 +114,7 @@ class Meeting:
             self.say(text)
 
     def _join_progress(self, began: float, names: Sequence[str]) -> None:
-        so_far = f"{time.monotonic() - began:.0f} of at most {self.patience:g} s"
+        so_far = f"{time.monotonic() - began:.0f} of at most {self.timeout:g} s"
         self._say_waiting(f"waiting for {', '.join(names)}: start the same command there ({so_far})")
 
     # The start, on the first node
@@ -124,8 +124,8 @@ class Meeting:
         listen(self._peers, self.nodes[0], self.port)
         try:
             while missing := [name for n, name in enumerate(self.nodes) if n and n not in self.links]:
-                if time.monotonic() - began >= self.patience:
-                    raise CommError(f"{', '.join(missing)} did not join within {self.patience:g} s", code="not_joined")
+                if time.monotonic() - began >= self.timeout:
+                    raise CommError(f"{', '.join(missing)} did not join within {self.timeout:g} s", code="not_joined")
                 self.hear(0.5)
                 self._join_progress(began, missing)
             token = secrets.token_hex(8)
@@ -168,9 +168,9 @@ class Meeting:
                 self._join_progress(began, self.nodes[:1])
 
         try:  # once connected, the first node's own limit decides
-            peer, answer = link.ask(self.nodes[0], self.port, hello, self.patience, math.inf, waiting)
+            peer, answer = link.ask(self.nodes[0], self.port, hello, self.timeout, math.inf, waiting)
         except (OSError, Lost):
-            text = f"{self.nodes[0]} did not join within {self.patience:g} s"
+            text = f"{self.nodes[0]} did not join within {self.timeout:g} s"
             raise CommError(text, code="not_joined") from None
         if "error" in answer:
             peer.close()

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Callable, TypeVar
 
 import numpy as np
@@ -50,7 +51,7 @@ class Comm:
         self.world = world
         self.device = device
         self.flight = flight or Flight()
-        self.watchdog = Watchdog(world, self.flight, limits)
+        self.watchdog = Watchdog(world, self.flight, replace(limits or Limits(), asynchronous=device.is_accelerator))
         self._compared: set[tuple[str, str]] = set()
         self._store: Any = None
         self._exchanges = 0  # made so far, the same on all ranks
@@ -68,7 +69,7 @@ class Comm:
             )
         store.check_master(world)
         # The token tells this start of the job from others whose records lie in the same directory.
-        token, seconds = secrets.token_hex(6), store.patience(JOIN_CARDS if device.is_accelerator else JOIN)
+        token, seconds = secrets.token_hex(6), store.join_timeout(JOIN_CARDS if device.is_accelerator else JOIN)
         news: dict[str, Any] = {"run": token, "watchdog": self.watchdog.listen(token)} if world.first else {}
         facts = {**handshake.facts(paddle.__version__), **device.versions()}
         news = handshake.call(world, facts, seconds, news, device.hardware())
@@ -127,7 +128,7 @@ class Comm:
     def read(self, tensor: Any, what: str) -> np.ndarray[Any, Any]:
         """The values of a tensor that may depend on a collective which was enqueued: waits for the others."""
         if self.device.is_accelerator and not self.world.alone:
-            with self._operation("collective", what) as entry, self._translated(what, entry.operation):
+            with self._operation("collective", what) as entry, self._translated(what, entry.operation, True):
                 event = paddle.device.Event()
                 event.record()
                 self._await(event.query, entry)
@@ -170,7 +171,7 @@ class Comm:
                     shown = "; ".join(f"{each} on {self.world.name(rank)}" for rank, each in enumerate(brought))
                     raise MismatchError(f"the ranks pass different tensors to operation #{entry.operation}: {shown}")
                 self._compared.add((what, detail))  # on all ranks alike; one that brings another later waits here alone
-            with self._translated(what, entry.operation):
+            with self._translated(what, entry.operation, of_device=self.device.is_accelerator):
                 yield entry
 
     def broadcast_bytes(self, data: bytes | None, what: str = "broadcast") -> bytes:
@@ -375,13 +376,16 @@ class Comm:
         return ", ".join(self.world.name(r) for r in late) or "no rank any longer"
 
     @contextmanager
-    def _translated(self, what: str, operation: int) -> Iterator[None]:
-        """The watchdog soon knows which rank died, and how; gloo and the store only that one did."""
+    def _translated(self, what: str, operation: int, of_device: bool = False) -> Iterator[None]:
+        """The watchdog soon knows which rank died, and how; gloo and the store only that one did. Where no rank did,
+        `of_device` tells that the failure is this rank's own device's, and is raised as it is."""
         try:
             yield
         except (RuntimeError, ValueError, OSError) as failure:
             if self.watchdog.settled(LEARN_CAUSE, operation):
                 self.watchdog.check(what, operation)
+            if of_device:
+                raise
             text = foreign.telling_line(str(failure))[:300]
             raise CommError(
                 f"{what} failed on {self.world.name()}: another rank died or exited ({text}); see its own log",

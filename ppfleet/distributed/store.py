@@ -75,7 +75,7 @@ def check_master(world: World) -> None:
             ) from None
 
 
-def patience(usual: float = limits.JOIN) -> float:
+def join_timeout(usual: float = limits.JOIN) -> float:
     """Seconds for all ranks to join."""
     text = os.environ.get("PPFLEET_WAIT", str(usual))
     try:

@@ -14,6 +14,7 @@ import os
 import sys
 from argparse import ArgumentTypeError, Namespace
 
+from ppfleet import limits
 from ppfleet.cli import Parser, number
 from ppfleet.cluster import hosts
 from ppfleet.distributed.devices import GPU
@@ -50,7 +51,13 @@ def options(arguments: list[str]) -> Namespace:
         help="the trainers of this repository; others are refused")  # fmt: skip
     add("--timeout", type=number(float, 1), metavar="SECONDS",
         help="time limit of each command (default: 1 hour; whole_train: 30 days)")  # fmt: skip
-    add("--wait", type=number(float, 1), default=600, metavar="SECONDS", help="how long to wait for the other nodes")
+    add(
+        "--wait",
+        type=number(float, 1),
+        default=limits.MACHINES_TIPC,
+        metavar="SECONDS",
+        help="how long to wait for the other nodes",
+    )
     add("--inputs", action="store_true", help="plan: fail if data, weights or scripts are missing, and list them")
     add("--json", action="store_true", help="plan, lint: print JSON")
     o = parser.parse_args(arguments)

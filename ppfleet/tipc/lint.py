@@ -135,6 +135,6 @@ def _trainers(config: Config) -> list[LintProblem]:
 
 def summary(problems: list[LintProblem], path: str | Path) -> str:
     if not problems:
-        return f"{path}: no problems problems"
+        return f"{path}: no problems"
     errors = sum(problem.level == ERROR for problem in problems)
     return f"{path}: {errors} error(s), {len(problems) - errors} warning(s)"

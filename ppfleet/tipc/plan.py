@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ppfleet import limits
 from ppfleet.errors import ConfigError
 from ppfleet.tipc.arguments import NO, YES, Arguments, interpreter, on_cpu, unquoted
 from ppfleet.tipc.command import Command, LocalMachine
 from ppfleet.tipc.config import MODES, OTHER_MODES, TRAIN_BENCHMARK, Config, Fleet
 from ppfleet.tipc.line_table import LONG
 from ppfleet.tipc.reader import present, split_arguments
-
-_LITE_LIMIT, _WHOLE_LIMIT = 3600, 30 * 24 * 3600  # seconds for one command
 
 
 @dataclass
@@ -77,7 +76,7 @@ class _Planner:
         self.python, note = interpreter(config.lines["python"])
         self._note(note)
         self._names: set[str] = set()
-        self.limit = machine.limit or (_WHOLE_LIMIT if mode.startswith("whole_train") else _LITE_LIMIT)
+        self.limit = machine.limit or (limits.TIPC_WHOLE if mode.startswith("whole_train") else limits.TIPC_LITE)
 
     def fill(self) -> None:
         if self.mode == "whole_infer":

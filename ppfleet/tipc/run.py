@@ -27,7 +27,7 @@ _SAME = "TIPC file, mode or version of ppfleet"
 
 
 class Runner:
-    def __init__(self, plan: CommandPlan, patience: float) -> None:
+    def __init__(self, plan: CommandPlan, timeout: float) -> None:
         self.plan = plan
         self.root = self.directory = Path(plan.root)
         self.results: list[Result] = []
@@ -42,7 +42,7 @@ class Runner:
         text = plan.config.path.read_bytes() + f"{plan.mode} {__version__}".encode()
         port = (plan.machine.start_port or hosts.DEFAULT_PORT) - 1
         self.meeting = Meeting(
-            list(self.nodes), self.node, port, hashlib.sha256(text).hexdigest(), patience, show, _SAME
+            list(self.nodes), self.node, port, hashlib.sha256(text).hexdigest(), timeout, show, _SAME
         )
 
     def run(self) -> int:

@@ -125,7 +125,7 @@ class CardExchange:
             found.setdefault(buffer.dtype, []).append(buffer)
         return found
 
-    def same_buffers(self) -> None:
+    def sync_buffers(self) -> None:
         if not self.comm.world.alone and self.buffers:
             self.remember()
             flat = {dtype: self.comm.read(kept, "reading buffers") for dtype, kept in self._kept.items()}

@@ -51,7 +51,7 @@ class Exchange(Protocol):
     def forget_step(self) -> None:
         """Restore the buffers to before a step that is skipped."""
 
-    def same_buffers(self) -> None:
+    def sync_buffers(self) -> None:
         """Average over ranks the buffers that differ, as after a forward pass outside of a step."""
 
 
@@ -207,7 +207,7 @@ class HostExchange:
         for kept, buffer in zip(self._good, self.buffers):
             buffer.copy_(kept, True)
 
-    def same_buffers(self) -> None:
+    def sync_buffers(self) -> None:
         average_buffers(self.comm, self.buffers, [buffer.numpy() for buffer in self.buffers])
         self.remember()
 

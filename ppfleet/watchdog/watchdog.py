@@ -59,6 +59,7 @@ class Watchdog:
         self.world, self.flight, self.limits = world, flight, limits or Limits()
         self.verdict: Event | None = None  # why this job must end
         self.departed: dict[int, Event] = {}  # ranks that ended in order: after which operation, and why
+        self._departed_at: dict[int, float] = {}  # … and when that was heard
         self.stop_requested = False  # some rank got SIGTERM: all should save and end
         self._stop_announced = False  # … and all know
         self.training: Training | None = None  # as it is now
@@ -138,12 +139,18 @@ class Watchdog:
                 raise CommError(text, code="peer_lost", ranks=[self.verdict.rank], operation=operation)
             raise Stalled(text, operation=operation)
         for rank, event in list(self.departed.items()):
-            if event.operation.number < operation or rank in missing:
+            if event.operation.number < operation or rank in missing or self._left_undone(rank, event):
                 self._raised = True
                 text = f"{what} cannot continue: {self.world.name(rank)} exited before it ({render.reason(event)})"
                 if event.code == Code.PREEMPTED:
                     self.preempted(text)
                 raise CommError(text, code="peer_lost", ranks=[rank], operation=operation)
+
+    def _left_undone(self, rank: int, event: Event) -> bool:
+        """Whether an operation that a rank had begun will never be done: its device may have failed before it. What the
+        device still can do, it does soon after the exception."""
+        late = time.monotonic() - self._departed_at.get(rank, float("inf")) > RAISE
+        return self.limits.asynchronous and event.code == Code.EXCEPTION and late
 
     def settled(self, seconds: float, operation: int) -> bool:
         """Whether it becomes known within that time why an operation failed."""
@@ -333,6 +340,7 @@ class Watchdog:
             self._first = process
         if "departed" in message:
             event = Event.from_json(message["departed"])
+            self._departed_at[event.rank] = time.monotonic()
             self.departed[event.rank] = event
         if "verdict" in message:
             self._accept(self._seen_here(Event.from_json(message["verdict"])))

@@ -94,10 +94,33 @@ def test_a_collective_that_never_comes_is_a_stall_of_all(tmp_path, collective):
         assert re.search(r"all ranks have waited in all-reduce of gradients #\d+ .* for \d s", end.output)
 
 
-def test_a_device_error_is_not_called_a_lost_rank(tmp_path):
+@pytest.mark.parametrize("fails", ["kernel=relu,count=6", "collective=40", "kernel=concat,count=20"])
+def test_a_device_error_is_not_called_a_lost_rank(tmp_path, fails):
     """A failed card surfaces at a later call of the rank that has it: both ranks get that error."""
-    env = {"SIM_FAIL": "rank=1,kernel=relu,count=6"}
+    env = {"SIM_FAIL": f"rank=1,{fails}"}
     ends = start(trains, 2, tmp_path, str(tmp_path / "run"), "", -1, [], env=env).wait(60)
     kind, text = ends[1].error
     assert "another rank died" not in text and kind != "CommError", ends[1].error
     assert ends[0].error[0] == "CommError" and f"rank 1 on 127.0.0.1 exited before it ({kind}: " in ends[0].error[1]
+
+
+def sums_on_a_failed_card():
+    """The error of the card comes out of the very call of the collective."""
+    import time
+
+    import paddle
+
+    from tests.ranks.test_comm import make
+
+    comm = make()
+    values = paddle.ones([4])
+    if comm.world.rank == 1:
+        paddle.nn.functional.relu(values)  # fails, some time later
+        time.sleep(1)
+    return comm.all_reduce(values, "a sum").tolist()
+
+
+def test_a_collective_on_a_failed_card_raises_the_cards_error(tmp_path):
+    ends = start(sums_on_a_failed_card, 2, tmp_path, env={"SIM_FAIL": "rank=1,kernel=relu,count=1"}).wait(60)
+    assert ends[1].error and ends[1].error[0] != "CommError", ends[1].error
+    assert "rank 1 on 127.0.0.1 exited before it" in ends[0].error[1], ends[0].error

@@ -145,7 +145,7 @@ def impatient():
     return joined("9.9", "")
 
 
-def test_a_wrong_patience(tmp_path):
+def test_a_wrong_join_timeout(tmp_path):
     for kind, message in run_raising(impatient, 2, tmp_path):
         assert kind == "WorldError" and "PPFLEET_WAIT must be a positive number of seconds, got 'soon'" in message
 

@@ -12,10 +12,8 @@ from ppfleet.errors import CommError
 from tests.harness import free_ports
 
 
-def make(node, port, nodes=("127.0.0.1", "b", "c"), digest="digest", patience=20.0, said=None):
-    return Meeting(
-        list(nodes), node, port, digest, patience, (said if said is not None else []).append, "list of hosts"
-    )
+def make(node, port, nodes=("127.0.0.1", "b", "c"), digest="digest", timeout=20.0, said=None):
+    return Meeting(list(nodes), node, port, digest, timeout, (said if said is not None else []).append, "list of hosts")
 
 
 @pytest.fixture
@@ -127,7 +125,7 @@ def test_a_node_that_was_restarted_replaces_its_old_connection(port):
 
 def test_an_error_keeps_its_code_on_the_way_to_the_other_nodes(port):
     prepared = []
-    first, second = make(0, port, patience=1.0), make(1, port)
+    first, second = make(0, port, timeout=1.0), make(1, port)
     threads = [start(first.start, prepared.append), start(second.start, lambda token: None)]
     for thread, _ in threads:
         thread.join(20)
@@ -138,7 +136,7 @@ def test_an_error_keeps_its_code_on_the_way_to_the_other_nodes(port):
 
 def test_nobody_listens(port):
     with pytest.raises(CommError, match="127.0.0.1 did not join within 0.2 s") as told:
-        make(1, port, patience=0.2).start(lambda token: None)
+        make(1, port, timeout=0.2).start(lambda token: None)
     assert told.value.code == "not_joined"
 
 

@@ -4,7 +4,7 @@ that the test moves. What the judge decides is in test_judge.py."""
 import os
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -223,6 +223,18 @@ def test_a_goodbye_fails_only_what_would_wait_for_that_rank(rank):
     assert raised.value.code == "peer_lost" and raised.value.fields["ranks"] == [1]
     with pytest.raises(CommError):
         first.watch.check("a sum", 5, missing=[1])  # it came, and is gone in the middle of it
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_an_exception_of_a_rank_fails_what_its_device_left_undone(rank, asynchronous):
+    """Its device may have failed before the operation, and the rank noticed only behind it."""
+    first = rank(limits=Limits(stall=25, long=1800, asynchronous=asynchronous))
+    event = Event(Code.EXCEPTION, 1, "127.0.0.1", Operation(5), fields={"type": "OSError", "text": "a card's"})
+    first.hub.turn({"departed": event.to_json()})
+    first.watch.check(GRADIENTS, 5)  # it may still be done
+    first.later(RAISE + 0.5)
+    with pytest.raises(CommError) if asynchronous else nullcontext():
+        first.watch.check(GRADIENTS, 5)
 
 
 def test_a_rank_that_ended_after_sigterm_takes_those_along_who_wait_for_it(rank):

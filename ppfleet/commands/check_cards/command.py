@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable
 
+from ppfleet import limits
 from ppfleet.checkpoint.files import disk_message, json_bytes, replace_file
 from ppfleet.cli import Parser, Stopped, number, stoppable
 from ppfleet.cluster import hosts
@@ -83,7 +84,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     add("--cards", type=number(int, 1, 64), default=2, metavar="N", help="cards to use on each machine")
     add("--output", type=Path, default=Path("output/check-cards"), metavar="DIR", help="directory for report and logs")
     add("--quick", action="store_true", help="fewer steps, and a small network for the speed")
-    flags.add_machine_flags(parser, wait=120.0)
+    flags.add_machine_flags(parser, wait=limits.MACHINES)
     o = parser.parse_args(arguments)
     try:
         o.nodes = flags.host_list(o.ips)

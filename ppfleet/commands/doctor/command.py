@@ -13,6 +13,7 @@ import os
 from argparse import Namespace
 from dataclasses import asdict
 
+from ppfleet import limits
 from ppfleet.cli import Parser
 from ppfleet.cluster import hosts
 from ppfleet.commands.doctor import checks
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 def options(arguments: list[str]) -> Namespace:
     parser = Parser(__doc__, "python -m ppfleet doctor")
-    flags.add_machine_flags(parser, wait=15.0)
+    flags.add_machine_flags(parser, wait=limits.MACHINES_DOCTOR)
     flags.add_process_flags(parser)
     add = parser.add_argument
     add("--data-path", metavar="DIR", help="a data set that must be the same on all machines")

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Callable
 
+from ppfleet import limits
 from ppfleet.cli import Parser, number
 from ppfleet.cluster import hosts
 from ppfleet.cluster.rendezvous import UNKNOWN
@@ -138,7 +139,7 @@ def parser() -> Parser:
         "python -m ppfleet launch",
     )
     add = made.add_argument
-    add_machine_flags(made, wait=120.0)
+    add_machine_flags(made, wait=limits.MACHINES)
     add_process_flags(made)
     add("--master", metavar="A:P", help="where the machines meet, when --nnodes counts them; instead of --ips")
     add("--nnodes", metavar="N", help="number of machines, for --master")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ppfleet import limits
 from ppfleet._version import __version__
 from ppfleet.checkpoint.files import json_bytes, replace_file
 from ppfleet.cli import Parser, Stopped, number, stoppable
@@ -65,7 +66,7 @@ def parser() -> Parser:
     add("--bandwidth", type=number(float, 1e-3), metavar="MBIT/S",
         help="bandwidth of the network to project for (default: measured)")  # fmt: skip
     add("--latency", type=number(float, 0), metavar="MS", help="one-way latency of the network to project for")
-    flags.add_machine_flags(made, wait=120.0, lowest_port=1027)
+    flags.add_machine_flags(made, wait=limits.MACHINES, lowest_port=1027)
     add("--batch-flag", default=Flags.batch, metavar="FLAG", help="the script's option for the batch per rank")
     add("--seed-flag", default=Flags.seed, metavar="FLAG", help="the script's option for the seed")
     add("--output-flag", default=Flags.output, metavar="FLAG", help="the script's option for its directory")

@@ -14,7 +14,7 @@ from typing import Any
 from ppfleet import limits
 from ppfleet.commands.why import record_reader, sentences
 from ppfleet.commands.why.job_start import Attempt, Rank, named, size
-from ppfleet.commands.why.standstill import standstill, uneven
+from ppfleet.commands.why.stall import find_stall, uneven
 from ppfleet.commands.why.straggler import straggler
 from ppfleet.watchdog.events import LOST, VERDICTS, Code, Event, Kind, Mark
 
@@ -95,13 +95,13 @@ def explain(attempt: Attempt, now: float) -> Cause:
     if causes:
         first = min(causes, key=lambda cause: (cause.level, cause.time))
         if first.event.code in (Code.TERMINATED, Code.PREEMPTED, Code.ORPHAN, Code.GONE):
-            stall = standstill(attempt.ranks, attempt.last_seen)
+            stall = find_stall(attempt.ranks, attempt.last_seen)
             return (
                 replace(first, evidence=(*first.evidence, f"before that: {sentences.text(stall)}")) if stall else first
             )
         return first
     running = [rank for rank in attempt.ranks if rank.state != "said"]
-    if running and (stall := standstill(attempt.ranks, now)):
+    if running and (stall := find_stall(attempt.ranks, now)):
         return _stuck(stall, now)
     healthy = _about(running or attempt.ranks, Code.RUNNING if running else Code.FINISHED)
     healthy = replace(healthy, operation=replace(healthy.operation, step=max(rank.steps for rank in attempt.ranks)))

@@ -15,15 +15,15 @@ from ppfleet.watchdog.recorder import Entry
 _STEPS = 10.0  # steps without progress that count as a stall, if longer than limits.WAIT_ALWAYS
 
 
-def standstill(ranks: Sequence[Rank], until: float) -> Event | None:
+def find_stall(ranks: Sequence[Rank], until: float) -> Event | None:
     """Why there is no progress at that time: a rank is stopped, late or in another operation, or the network fails."""
     beats = [_beat(rank, rank.open, until) for rank in ranks]
     waits = [beat.waited(until) for beat in beats if beat.waits]
     lasted = max(waits) if waits else min(beat.idled(until) for beat in beats)
-    patience = max(limits.WAIT_ALWAYS, _STEPS * _step_time(ranks))
-    if lasted < patience and not any(beat.stopped for beat in beats):
+    timeout = max(limits.WAIT_ALWAYS, _STEPS * _step_time(ranks))
+    if lasted < timeout and not any(beat.stopped for beat in beats):
         return None
-    return diagnose(beats, until, Limits(patience, patience, stopped=0.0, outside=True))
+    return diagnose(beats, until, Limits(timeout, timeout, stopped=0.0, outside=True))
 
 
 def uneven(ranks: Sequence[Rank], until: float) -> Event | None:

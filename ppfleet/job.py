@@ -258,6 +258,7 @@ class Job:
         tail: str | None = None,
         workers: int = 0,
         collate: Collate | None = None,
+        on_device: Callable[[Any], Any] | None = None,
     ) -> Loader:
         """Batches of `batch_size` samples per rank, in an order decided by seed and epoch.
 
@@ -266,6 +267,10 @@ class Job:
         `tail` says what to do with an incomplete last global batch: "drop" it (the default with shuffle), or "pad" it
         with a mask (the default without), so that evaluation counts every sample once. `workers` are threads if the
         data set is a ppfleet.ThreadedDataset, otherwise processes; 0 loads in the loop itself.
+
+        `collate` makes a batch of a list of samples, on the host. `on_device` changes the batch when it has arrived on
+        the device, such as `lambda batch: [normalise(batch[0]), batch[1]]`: an image of 8 bits travels faster. A card
+        gets each batch while it computes the step before.
         """
         plan = {
             "batch_size": batch_size,
@@ -275,7 +280,7 @@ class Job:
             "shuffle": shuffle,
             "tail": tail or ("drop" if shuffle else "pad"),
         }
-        loader = make_loader(dataset, plan, workers, collate, self.world.local_size)
+        loader = make_loader(dataset, plan, workers, collate, on_device, self.world.local_size)
         loader.gather = None if self.world.alone else self.comm.gather
         loader.epoch_of_job = lambda: (self.epoch, self._state.in_epochs)
         return loader

@@ -43,8 +43,9 @@ def train(o: Namespace) -> None:
     )
     files = find_files(job, o)
     how = preprocess.settings(o.image_size or 224)
-    train = loader(job, o, data.Images(files.train, how, o.crop, o.augment), shuffle=True)
-    val = loader(job, o, data.Images(files.val, how))
+    on_card = job.device != "cpu"  # which then normalises the images
+    train = loader(job, o, data.Images(files.train, how, o.crop, o.augment, on_card), shuffle=True)
+    val = loader(job, o, data.Images(files.val, how, pixels=on_card))
     net = MobileNetV3Small(len(files.classes))
     if o.pretrained:
         load_weights(net, o.pretrained, partial=True)
@@ -79,7 +80,7 @@ def evaluate(o: Namespace) -> None:
     load_weights(net, o.pretrained)
     mine = {"weights": ppfleet.fingerprint(net), "preprocess": how, "batch_size": o.batch_size, **describe(files)}
     job.comm.check_same("weights or data", mine)
-    val = loader(job, o, data.Images(files.val, how))
+    val = loader(job, o, data.Images(files.val, how, pixels=job.device != "cpu"))
     seen = ppfleet.Confusion(val, files.classes)
     scores = job.evaluate(net, val, top1=seen, **recipe.MEASURED)
     show(job, seen, files.val, o.data_path, o.pretrained)
@@ -92,7 +93,7 @@ def evaluate(o: Namespace) -> None:
 def loader(job: ppfleet.Job, o: Namespace, images: data.Images, shuffle: bool = False) -> ppfleet.Loader:
     cores = (os.cpu_count() or 1) // job.world.local_size  # of this rank; the network computes on them, too
     workers = max(1, min(8, cores)) if o.workers is None else o.workers
-    return job.loader(images, o.batch_size, shuffle=shuffle, workers=workers)
+    return job.loader(images, o.batch_size, shuffle=shuffle, workers=workers, on_device=images.normalised)
 
 
 def find_files(job: ppfleet.Job, o: Namespace, classes: list[str] | None = None) -> data.Files:

@@ -98,11 +98,15 @@ def normalise(image: Image, mean: Iterable[float], std: Iterable[float], out: Im
     return planes
 
 
-def prepare(path: str | Path, how: Mapping[str, Any], out: Image | None = None) -> Image:
-    """The network's input for one file, the same in evaluation and deployment: in `out`, or in a new array."""
+def pixels(path: str | Path, how: Mapping[str, Any]) -> Image:
+    """An image of 8 bits in the network's size."""
     image = read(path)
     try:
-        image = resize_and_crop(image, how["resize_short"], how["crop"])
+        return resize_and_crop(image, how["resize_short"], how["crop"])
     except cv2.error as failure:
         raise BadImage(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be resized ({failure.err})") from None
-    return normalise(image, how["mean"], how["std"], out)
+
+
+def prepare(path: str | Path, how: Mapping[str, Any], out: Image | None = None) -> Image:
+    """The network's input for one file, the same in evaluation and deployment: in `out`, or in a new array."""
+    return normalise(pixels(path, how), how["mean"], how["std"], out)

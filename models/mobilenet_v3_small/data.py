@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import paddle
 from tqdm import tqdm
 
 from deploy.inference_python import preprocess
@@ -19,7 +21,8 @@ from models.mobilenet_v3_small.augment import augment
 from models.mobilenet_v3_small.partial_jpeg import PartialImage
 from ppfleet import log
 from ppfleet.cpu.pixels import ToPlanes
-from ppfleet.data.threads import Array, Chance, ThreadedDataset
+from ppfleet.data.threads import Chance, ThreadedDataset
+from ppfleet.data.transfer import Array
 from ppfleet.errors import DataError
 
 Sample = tuple[str, int]  # path and label
@@ -151,29 +154,53 @@ class Images(ThreadedDataset):
     """`(image, label)`: preprocessed as in evaluation and deployment, or augmented for training."""
 
     def __init__(
-        self, samples: Sequence[Sample], how: dict[str, Any], crop: float = 0, steps: Sequence[str] = ()
+        self,
+        samples: Sequence[Sample],
+        how: dict[str, Any],
+        crop: float = 0,
+        steps: Sequence[str] = (),
+        pixels: bool = False,
     ) -> None:
-        """`how` is preprocess.settings(...). With `crop`, the smallest share of an area, it is a training set."""
+        """`how` is preprocess.settings(...). With `crop`, the smallest share of an area, it is a training set.
+        `pixels`: images of 8 bits, a quarter of the size; `normalised` makes them what the network expects, on a card.
+        """
         cv2.setNumThreads(0)  # the loader has threads; OpenCV's own do not survive a fork
         self.samples, self.how, self.crop, self.steps = samples, how, crop, steps
-        self.fields = [((3, how["crop"], how["crop"]), np.float32), ((), np.int64)]
+        self.pixels, size = pixels, how["crop"]
+        self.fields = [((size, size, 3), np.uint8) if pixels else ((3, size, size), np.float32), ((), np.int64)]
         self._to_planes = ToPlanes(how["mean"], how["std"])
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def draw_into(self, sample: Sequence[Array], index: int, chance: Chance) -> None:
-        planes, target = sample
+        out, target = sample
         path, target[...] = self.samples[index]
         try:
             if self.crop:
                 image = augment(PartialImage(path), self.how["crop"], self.crop, self.steps, chance)
-                if not self._to_planes(image, planes):
-                    preprocess.normalise(image, self.how["mean"], self.how["std"], planes)
             else:
-                preprocess.prepare(path, self.how, planes)
+                image = preprocess.pixels(path, self.how)
+            if self.pixels:
+                out[...] = image
+            elif not self._to_planes(image, out):
+                preprocess.normalise(image, self.how["mean"], self.how["std"], out)
         except preprocess.BadImage as failure:
             raise DataError(f"{failure} (use --skip-bad-images to leave such images out)") from None
+
+    def normalised(self, batch: Any) -> Any:
+        """`job.loader(images, ..., on_device=images.normalised)`: the same bits as preprocess.normalise."""
+        if not self.pixels:
+            return batch
+        images, labels = batch
+        scale, shift = self._scale_and_shift
+        return [(images.astype("float32") * scale - shift).transpose([0, 3, 1, 2]), labels]
+
+    @functools.cached_property
+    def _scale_and_shift(self) -> list[Any]:
+        scale = [1 / (255 * spread) for spread in self.how["std"]]
+        shift = [centre / spread for centre, spread in zip(self.how["mean"], self.how["std"])]
+        return [paddle.to_tensor(each, dtype="float32") for each in (scale, shift)]
 
 
 def without_unreadable(files: Files, job: Any, root: str) -> Files:

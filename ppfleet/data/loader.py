@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 from paddle.io.dataloader.collate import default_collate_fn
 
-from ppfleet.data import threads, workers
+from ppfleet.data import threads, transfer, workers
 from ppfleet.data.sampler import Batch, Plan
 from ppfleet.data.seeding import keep_generators
 from ppfleet.data.workers import BatchDrawer, BatchKeys, Collate
@@ -33,7 +33,15 @@ class Loader:
     real samples of the global batch; `losses` must have the shape [batch_size].
     """
 
-    def __init__(self, dataset: Any, plan: Plan, workers: int, collate: Collate | None, local_size: int) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        plan: Plan,
+        workers: int = 0,
+        collate: Collate | None = None,
+        on_device: Callable[[Any], Any] | None = None,
+        local_size: int = 1,
+    ) -> None:
         self.plan = plan
         # The epoch for a plain pass, and whether it is made within job.epochs.
         self.epoch_of_job: Callable[[], tuple[int, bool]] = lambda: (0, False)
@@ -52,7 +60,8 @@ class Loader:
         self._in_threads = collate is None and threads.fits(dataset)
         self._collate = collate or default_collate_fn
         # Paddle's own collate function makes new arrays; a user's may return memory that is used elsewhere.
-        self._tensor = paddle.to_tensor if collate else threads.tensor_over
+        self._tensor = transfer.copy_of if collate else transfer.over
+        self._on_device = on_device
         self._drawer = BatchDrawer(dataset, plan.seed, self._collate)
         self._local_size = local_size
         self._shared_memory: bool | None = None
@@ -93,11 +102,15 @@ class Loader:
         return current[0] + (done << 32)
 
     def _batches(self, epoch: int, start: int, together: str) -> Iterator[Any]:
+        for data, batch in transfer.on_device(self._on_host(epoch, start, together)):
+            self._expose(batch)
+            yield data if self._on_device is None else self._on_device(data)
+
+    def _on_host(self, epoch: int, start: int, together: str) -> Iterator[tuple[Any, Batch]]:
+        """The batches in the host's memory, and what the plan says of each."""
         keys = BatchKeys(self.plan, epoch, start)
         # The reader comes first in zip, so that it reaches its own end, where Paddle stops its workers.
-        for data, batch in zip(self._read(keys), self.plan.batches(epoch, start)):
-            self._expose(batch)
-            yield data
+        return zip(self._read(keys), self.plan.batches(epoch, start))
 
     def _read(self, keys: BatchKeys) -> Iterator[Any]:
         if self._in_threads:
@@ -112,8 +125,12 @@ class Loader:
             # Not by Paddle's DataLoader: without workers it reads ahead in a thread, which shares the generators.
             for key in keys:
                 with keep_generators():
-                    data = to_tensors(self._drawer(key), self._tensor)
+                    data = self._tensors(self._drawer(key))
                 yield data
+
+    def _tensors(self, data: Any) -> Any:
+        """The arrays of a collated batch as tensors."""
+        return transfer.map_leaves(lambda leaf: self._tensor(leaf) if isinstance(leaf, np.ndarray) else leaf, data)
 
     def _expose(self, batch: Batch) -> None:
         self.position = batch.position
@@ -123,16 +140,3 @@ class Loader:
         self.mask = np.arange(self.plan.batch_size) < batch.real
         scale = self.plan.global_batch / batch.total_real
         self.weights = paddle.to_tensor(self.mask.astype(np.float32) * np.float32(scale))
-
-
-def to_tensors(data: Any, tensor: Callable[[Any], Any]) -> Any:
-    """The arrays of a collated batch as tensors on the current device; other leaves unchanged."""
-    if isinstance(data, np.ndarray):
-        return tensor(data)
-    if isinstance(data, paddle.Tensor) and data.place.is_cpu_place():  # made by the user's collate
-        return data if paddle.get_device() == "cpu" else paddle.to_tensor(data)
-    if isinstance(data, dict):
-        return {name: to_tensors(value, tensor) for name, value in data.items()}
-    if isinstance(data, (list, tuple)) and not all(isinstance(item, (str, bytes)) for item in data):
-        return [to_tensors(item, tensor) for item in data]
-    return data

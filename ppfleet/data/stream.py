@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from ppfleet.data.digest import digest
-from ppfleet.data.loader import TRAINING, Loader, to_tensors
+from ppfleet.data.loader import TRAINING, Loader
 from ppfleet.data.sampler import WHOLE_STREAM, Batch, Plan, check_ends, mix
 from ppfleet.data.seeding import keep_generators, seed_everything
 from ppfleet.data.workers import Collate
+from ppfleet.distributed import devices
 from ppfleet.errors import DataError
 
 ENDLESS = 1 << 62  # samples of a plan whose length is not known
@@ -24,8 +25,10 @@ class StreamLoader(Loader):
     generator, which are seeded for each sample.
     """
 
-    def __init__(self, dataset: Any, plan: Plan, collate: Collate | None) -> None:
-        super().__init__(dataset, plan, workers=0, collate=collate, local_size=1)
+    def __init__(
+        self, dataset: Any, plan: Plan, collate: Collate | None, on_device: Callable[[Any], Any] | None = None
+    ) -> None:
+        super().__init__(dataset, plan, collate=collate, on_device=on_device)
         self._stream = dataset
 
     def __len__(self) -> int:
@@ -35,22 +38,24 @@ class StreamLoader(Loader):
     def steps_left(self) -> int | None:
         return None
 
-    def _batches(self, epoch: int, start: int, together: str) -> Iterator[Any]:
+    def _on_host(self, epoch: int, start: int, together: str) -> Iterator[tuple[Any, Batch]]:
         gather = self.gather if together else None
         with keep_generators():
             seed_everything(mix(self.plan.seed, epoch))  # a stream may draw its whole order when it is opened
             samples, position, full, compared = iter(self._stream), 0, True, False
         while full:
             with keep_generators():
-                group, position = self._group(samples, epoch, position, start)
+                with devices.on_host():
+                    group, position = self._group(samples, epoch, position, start)
                 if gather is not None and not compared:
                     self._compare(gather, group, position)
                     compared = True
                 full = len(group) == self.plan.global_batch
                 if not full and not (group and self.plan.tail == "pad"):
                     break
-                data = self._batch(group, position)
-            yield data
+                with devices.on_host():
+                    pair = self._batch(group, position)
+            yield pair
         if gather is not None and together == TRAINING:
             # Not in an evaluation, which a rank may leave early after SIGTERM; there the counts come with the sums.
             check_ends(gather(position, "end of the stream (number of samples)"))
@@ -79,9 +84,8 @@ class StreamLoader(Loader):
                 group.append(sample)
         return group, position
 
-    def _batch(self, group: list[Any], position: int) -> Any:
+    def _batch(self, group: list[Any], position: int) -> tuple[Any, Batch]:
         start = self.plan.rank * self.plan.batch_size
         mine = [group[index % len(group)] for index in range(start, start + self.plan.batch_size)]
         real = min(max(len(group) - start, 0), self.plan.batch_size)
-        self._expose(Batch((), real, len(group), position))
-        return to_tensors(self._collate(mine), self._tensor)
+        return self._tensors(self._collate(mine)), Batch((), real, len(group), position)

@@ -1,6 +1,6 @@
 """Data sets that threads draw from, each sample directly into its row of the batch: nothing is pickled or copied.
 
-On a CPU the batch's array becomes the tensor without a copy.
+The batch's array becomes the tensor, without a copy on a CPU.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from types import ModuleType
 from typing import Any, Union
 
 import numpy as np
-import paddle
 from paddle.io import Dataset
 
 from ppfleet.data.sampler import mix
+from ppfleet.data.transfer import Array, over
 
-Array = np.ndarray[Any, Any]
 Chance = Union[random.Random, ModuleType]  # a generator of the sample's own, or the module `random`
 Key = tuple[int, int]  # epoch and index
 _AHEAD = 2  # batches that are drawn while the loop has one
@@ -85,15 +84,6 @@ def read(dataset: ThreadedDataset, batches: Iterable[Sequence[Key]], seed: int, 
         pool.shutdown(cancel_futures=True)
 
 
-def tensor_over(array: Array) -> Any:
-    """On a CPU a tensor over this memory, which it keeps alive; on a card a copy."""
-    if paddle.get_device() != "cpu":
-        return paddle.to_tensor(array)
-    # What paddle.to_tensor calls, but with zero_copy. DLPack does the same on Paddle 3, and copies on 2.6.
-    tensor = paddle.base.core.eager.Tensor
-    return tensor(value=array, place=paddle.CPUPlace(), persistable=False, zero_copy=True, stop_gradient=True)
-
-
 class _Batch:
     """A batch while its rows are drawn."""
 
@@ -117,7 +107,7 @@ class _Batch:
     def tensors(self) -> list[Any]:
         if self._failures:  # of several, the first one, as without threads
             raise min(self._failures, key=lambda failed: failed[0])[1]
-        return [tensor_over(array) for array in self._arrays]
+        return [over(array) for array in self._arrays]
 
 
 def _done(batch: _Batch, shares: Sequence[Future[None]]) -> list[Any]:

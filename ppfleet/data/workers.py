@@ -96,6 +96,7 @@ def read(drawer: BatchDrawer, keys: BatchKeys, workers: int, shared_memory: bool
         num_workers=workers,
         collate_fn=drawer.or_report,
         use_shared_memory=shared_memory,
+        places=paddle.CPUPlace(),
         worker_init_fn=_begin,
         prefetch_factor=_PREFETCH,
     )

@@ -38,6 +38,8 @@ class Device:
     selected_variable: str = ""  # which one Paddle's launcher gave to this rank
     device_files: str = ""  # in /dev, one a card: counts them without loading anything
     has_autocast: bool = True
+    has_streams: bool = True  # to copy batches while it computes
+    pins_memory: bool = False  # whether Paddle can lock memory of the host for it, from which it copies by itself
     is_custom: bool = False  # by a plugin for Paddle's CustomDevice interface
     # Whether Paddle's own reducer exchanges gradients during backward(). Where a failure of the backend in there ends
     # the process (gloo), ppfleet exchanges them itself, afterwards.
@@ -167,6 +169,7 @@ GPU = Device(
     visible_variable="CUDA_VISIBLE_DEVICES",
     selected_variable="FLAGS_selected_gpus",
     device_files="nvidia[0-9]*",
+    pins_memory=True,
     deterministic=("FLAGS_cudnn_deterministic", "FLAGS_embedding_deterministic"),
 )
 XPU = Device(
@@ -179,6 +182,7 @@ XPU = Device(
     visible_variable="XPU_VISIBLE_DEVICES",
     selected_variable="FLAGS_selected_xpus",
     device_files="xpu[0-9]*",
+    has_streams=False,
 )
 # Plugins that Paddle's pages list; `device_files` where they are known to us.
 _PLUGINS = (

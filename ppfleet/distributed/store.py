@@ -109,10 +109,9 @@ def _send_at_once(world: World) -> None:
     Paddle's TCPStore has neither an option for it nor a way to its sockets (checked up to 3.3)."""
     port = int(world.master.rpartition(":")[2])
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # closed meanwhile, or not connected
             if not stat.S_ISSOCK(descriptor.stat().st_mode):
                 continue
-            connection = socket.socket(fileno=os.dup(int(descriptor.name)))
-        with contextlib.suppress(OSError), connection:
-            if port in (connection.getpeername()[1], connection.getsockname()[1]):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as connection:
+                if port in (connection.getpeername()[1], connection.getsockname()[1]):
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -11,6 +11,7 @@ from typing import Any, Callable, Protocol
 import numpy as np
 import paddle
 
+from ppfleet.data.transfer import over
 from ppfleet.distributed.collectives import Comm
 
 _VITALS = 5  # numbers
@@ -116,9 +117,9 @@ class HostExchange:
         self._shared = comm.share(self._sums + tail, dtype) if self._travels else None
         self._mine = self._shared.mine if self._shared else np.zeros(self._sums + tail, dtype=dtype)
         self._total = self._shared.total if self._shared else self._mine
-        self._flat = _over(self._mine)
+        self._flat = over(self._mine)
         self._views = _views(self._flat, moved)
-        self._results = _views(_over(self._total), moved) if self._shared else self._views
+        self._results = _views(over(self._total), moved) if self._shared else self._views
         self._gradients = _view(self._flat, 0, sum(lengths[: len(self.parameters)])) if self._travels else None
         self._zero = [False] * len(self.parameters)  # whether a parameter's part of the flat buffer is zero
         self._good = [buffer.clone() for buffer in buffers]
@@ -222,13 +223,6 @@ def average_buffers(comm: Comm, buffers: list[Any], values: list[np.ndarray[Any,
         if len(set(theirs)) > 1:
             total = comm.all_reduce(buffer.astype("float64"), "average of buffers")
             buffer.copy_((total / comm.world.size).astype(buffer.dtype), True)
-
-
-def _over(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor over the memory of an array."""
-    return paddle.Tensor(
-        value=array, place=paddle.CPUPlace(), persistable=False, zero_copy=True, name="", stop_gradient=True
-    )
 
 
 def _views(flat: Any, tensors: list[Any]) -> list[Any]:

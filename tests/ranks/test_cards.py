@@ -351,3 +351,91 @@ def test_determinism_that_is_not_known_is_refused(tmp_path):
         "FleetError",
         "deterministic=True: it is not known how a sim card computes the same bits each time",
     )
+
+
+def fed(path, workers, kind):
+    """A pass of images of 8 bits over a job's loader, normalised on the card: whether all arrived, and its counters."""
+    import numpy as np
+    import paddle
+
+    import ppfleet
+    from tests.simcard import counters
+
+    class Pixels(paddle.io.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return np.full((200, 200, 3), index, np.uint8), index
+
+    class Threaded(ppfleet.ThreadedDataset):
+        fields = (((200, 200, 3), np.uint8), ((), np.int64))
+
+        def __len__(self):
+            return 40
+
+        def draw_into(self, sample, index, chance):
+            sample[0][...] = sample[1][...] = index
+
+    class Stream(paddle.io.IterableDataset):
+        def __iter__(self):
+            return (Pixels()[index] for index in range(40))
+
+    job = ppfleet.Job(path, device=DEVICE)
+    scale = paddle.to_tensor([1.0, 2.0, 4.0])
+    data = {"processes": Pixels, "threads": Threaded, "stream": Stream}[kind]()
+    loader = job.loader(
+        data, 4, workers=workers, on_device=lambda batch: [batch[0].astype("float32") * scale, batch[1]]
+    )
+    seen, positions, counts = [], [], []
+    busy = paddle.ones([64, 64])
+    for images, labels in loader:
+        busy = paddle.tanh(busy @ busy)  # the card is behind, and memory is used again
+        seen.append((images.sum([1, 2]), labels))
+        positions.append(loader.position)
+        counts.append(counters.counters())
+        counters.reset()
+    expected = np.arange(40).reshape(10, 4)
+    assert [labels.tolist() for _, labels in seen] == expected.tolist()
+    assert (
+        np.stack([sums.numpy() for sums, _ in seen]).tolist() == (expected[..., None] * [40000, 80000, 160000]).tolist()
+    )
+    return positions, counts[4]
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "processes"), (2, "processes"), (2, "threads"), (0, "stream")])
+@pytest.mark.parametrize("pinned", [0, 1])
+def test_batches_of_8_bits_reach_the_card_whole_and_ahead(tmp_path, workers, kind, pinned):
+    """Kernels take 3 ms longer: a copy whose memory was given away too early would bring something else."""
+    env = {"SIM_DELAY_US": "3000", "SIM_PINNED": str(pinned)}
+    ((positions, counts),) = run(fed, 1, tmp_path, str(tmp_path / "run"), workers, kind, env=env)
+    assert positions == list(range(4, 44, 4))
+    assert counts["h2d"] == 2 and counts["h2d_bytes"] < 4 * 200 * 200 * 3 + 4 * 8 + 512, counts
+    assert counts["blocking_copies"] == (0 if pinned else 2) and counts["d2h"] == 0, counts
+
+
+def fed_badly(path):
+    import paddle
+
+    import ppfleet
+
+    class Bad(paddle.io.Dataset):
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            if index == 7:
+                raise ValueError("sample 7")
+            return (paddle.to_tensor([float(index)]),)
+
+    seen = []
+    try:
+        for (values,) in ppfleet.Job(path, device=DEVICE).loader(Bad(), 2):
+            seen += values.flatten().tolist()
+    except ValueError as failure:
+        seen.append(str(failure))
+    return seen
+
+
+def test_an_error_in_the_next_batch_comes_when_it_is_its_turn(tmp_path):
+    assert run(fed_badly, 1, tmp_path, str(tmp_path / "run")) == [[0, 1, 2, 3, 4, 5, "sample 7"]]

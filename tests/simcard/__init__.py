@@ -25,6 +25,7 @@ def environment(cards: int = 1, **knobs: object) -> dict[str, str]:
         "stall",
         "fail",
         "without",
+        "pinned",
         "trace",
         "sync_bn",
     }

@@ -31,6 +31,7 @@ Settings Read() {
   read.delay_us = Number("SIM_DELAY_US", 0);
   read.collective_delay_us = Number("SIM_COLLECTIVE_DELAY_US", 0);
   read.local_sync_bn = Text("SIM_SYNC_BN") == "local";
+  read.all_pinned = Number("SIM_PINNED", 0);
   read.rank = static_cast<int>(Number("PADDLE_TRAINER_ID", 0));
   read.trace = WithRank(Text("SIM_TRACE"), read.rank);
   std::stringstream list(Text("SIM_WITHOUT"));

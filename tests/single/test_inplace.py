@@ -177,10 +177,10 @@ def shared():
     """Whether a tensor is the array's own memory, and what it says of itself."""
     import numpy as np
 
-    from ppfleet.data.threads import tensor_over
+    from ppfleet.data.transfer import over
 
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    tensor = tensor_over(array)
+    tensor = over(array)
     array[1, 2] = 50
     return [tensor.tolist(), tensor.stop_gradient, str(tensor.dtype), str(tensor.place)]
 

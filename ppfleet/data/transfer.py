@@ -1,0 +1,110 @@
+"""Batches on the device. An accelerator gets each one while it still computes the step before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any, Callable, NamedTuple, TypeVar
+
+import numpy as np
+import paddle
+
+from ppfleet.distributed import devices
+
+T = TypeVar("T")
+Array = np.ndarray[Any, Any]
+_POLL = 0.0002  # seconds
+
+
+def on_device(batches: Iterable[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
+    """The batches, whose tensors are in the host's memory, on Paddle's current device; each with its companion."""
+    device = devices.current()
+    return _Copies(device).run(batches) if device.is_accelerator else iter(batches)
+
+
+class _Coming(NamedTuple):
+    """A batch on its way."""
+
+    data: Any  # on the device
+    companion: Any
+    event: Any  # … from then on; None: already
+    kept: list[Any]  # its memory on the host, which is needed until then
+
+
+class _Copies:
+    """Copies one batch ahead, in a stream of its own.
+
+    Each copy waits for all work that was enqueued before: Paddle may have given it memory that this work still uses.
+    The step that begins then is not waited for, and computes meanwhile.
+    """
+
+    def __init__(self, device: devices.Device) -> None:
+        self._pins = device.pins_memory
+        self._stream = paddle.device.Stream(paddle.get_device()) if device.has_streams else None
+        self._place = paddle.framework._current_expected_place()
+        self._last = _Coming(None, None, None, [])
+
+    def run(self, batches: Iterable[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
+        coming: _Coming | None = None
+        failure: Exception | None = None
+        batches = iter(batches)
+        while failure is None:
+            following = None
+            try:
+                following = self._begin(*next(batches))
+            except StopIteration:
+                break
+            except Exception as raised:  # noqa: BLE001 - of the next batch: the loop still gets this one
+                failure = raised
+            if coming is not None:
+                yield self._arrived(coming)
+            coming = following
+        if failure is not None:
+            raise failure
+        if coming is not None:
+            yield self._arrived(coming)
+
+    def _begin(self, batch: Any, companion: Any) -> _Coming:
+        kept: list[Any] = []
+
+        def copied(leaf: Any) -> Any:
+            if not isinstance(leaf, paddle.Tensor) or not leaf.place.is_cpu_place():
+                return leaf
+            kept.append(leaf.pin_memory() if self._pins else leaf)
+            return kept[-1]._copy_to(self._place, self._stream is None)
+
+        if self._stream is not None:
+            self._stream.wait_event(paddle.device.current_stream().record_event())
+        with paddle.device.stream_guard(self._stream) if self._stream else nullcontext():
+            moved = map_leaves(copied, batch)
+        return _Coming(moved, companion, self._stream and self._stream.record_event(), kept)
+
+    def _arrived(self, coming: _Coming) -> tuple[Any, Any]:
+        if coming.event is not None:
+            paddle.device.current_stream().wait_event(coming.event)
+        last, self._last = self._last, coming
+        while last.event is not None and not last.event.query():  # long ago, unless Python is far ahead of the device
+            time.sleep(_POLL)
+        return coming.data, coming.companion
+
+
+def map_leaves(change: Callable[[Any], Any], data: Any) -> Any:
+    """`data` with every array, tensor and other leaf changed; lists of strings are leaves."""
+    if isinstance(data, dict):
+        return {name: map_leaves(change, value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)) and not all(isinstance(item, (str, bytes)) for item in data):
+        return [map_leaves(change, item) for item in data]
+    return change(data)
+
+
+def over(array: Array) -> Any:
+    """A tensor on the host over this memory, which it keeps alive."""
+    # What paddle.to_tensor calls, but with zero_copy. DLPack does the same on Paddle 3, and copies on 2.6.
+    tensor = paddle.base.core.eager.Tensor
+    return tensor(value=array, place=paddle.CPUPlace(), persistable=False, zero_copy=True, stop_gradient=True)
+
+
+def copy_of(array: Array) -> Any:
+    """A tensor on the host with memory of its own."""
+    return paddle.to_tensor(array, place=paddle.CPUPlace())

@@ -124,9 +124,8 @@ def _blocked(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
         return None
     answering = [b for b in beats if b not in silent]
     if not answering:
-        return Event(
-            Code.STALL, operation=replace(silent[0].inside, step=silent[0].step), seconds=now - silent[0].heard
-        )
+        inside = replace(silent[0].inside, step=silent[0].step)
+        return Event(Code.STALL, operation=inside, seconds=now - silent[0].heard, fields={"card": True})
     idle = [b for b in answering if not b.waits and now - b.heard < BEAT_FRESH and b.idled(now) > stall]
     if not idle:
         return None  # a rank that waits for them in a collective tells, by `_late`
@@ -148,7 +147,8 @@ def _late(beats: Sequence[Beat], now: float, limits: Limits) -> Event | None:
     late = [b for b in beats if b.operations < first.operations or b not in heard]
     late = [b for b in late if not b.ended] or late
     if not late:
-        return Event(Code.STALL, operation=first.inside, seconds=first.waited(now))
+        fields = {"card": True} if limits.asynchronous else {}
+        return Event(Code.STALL, operation=first.inside, seconds=first.waited(now), fields=fields)
     standing = [b for b in late if not b.waits and now - b.heard < BEAT_FRESH and b.idled(now) > limits.stall / 2]
     if limits.asynchronous and standing:
         late = standing  # others that do not answer may be blocked by their device, which waits for one of these

@@ -128,8 +128,7 @@ class Judge:
             return
         process, last = self.processes.get(rank, {}), self._beats[rank]
         code, fields = (Code.HOST, {}) if unreachable else how_it_ended(process, self._oom_kills)
-        inside = replace(last.inside, step=last.step)
-        event = Event(code, rank, self.hosts[rank], inside, fields={**fields, **process})
+        event = Event(code, rank, self.hosts[rank], fields={**fields, **process})
         if code == Code.EXIT and not fields["exit_code"]:  # in order, but by os._exit
             ended = Event(Code.ENDED, rank, event.host, Operation(last.operations, step=last.step))
             self.handle(rank, {"departed": ended.to_json()})

@@ -101,6 +101,15 @@ class Record:
     entries: list[Entry] = field(default_factory=list)  # the oldest first
     spent: Spent = field(default_factory=Spent)
 
+    def position(self) -> Operation:
+        """What it was in, at its last step; if it was in nothing, the operation before that, without its kind."""
+        entries = [entry for entry in self.entries if entry.kind != Kind.MARK]
+        if not entries:
+            return Operation()
+        inside = next((entry for entry in reversed(entries) if not entry.left), None)
+        last = (inside or entries[-1]).as_operation()
+        return replace(last, kind=inside.kind if inside else "", step=max(entry.step for entry in entries))
+
 
 class Flight:
     """The ring of this process. `Flight()` writes to memory only; so does a rank that has no directory."""

@@ -116,7 +116,10 @@ def _host(event: Event) -> str:
 def _stall(event: Event) -> str:
     inside, fields = event.operation, event.fields
     if event.rank < 0:
-        return f"all ranks have waited in {full(inside)} for {event.seconds:.0f} s: the network between them fails"
+        fails = (
+            "a card or the network between them fails" if event.fields.get("card") else "the network between them fails"
+        )
+        return f"all ranks have waited in {full(inside)} for {event.seconds:.0f} s: {fails}"
     if fields.get("ended"):
         did = "has finished"
     elif fields.get("silent"):

@@ -25,7 +25,7 @@ from ppfleet import log
 from ppfleet.cluster.link import Lost
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
 from ppfleet.limits import BEAT, RAISE, SAVE_AFTER_SIGTERM
-from ppfleet.watchdog import events, judge, render
+from ppfleet.watchdog import events, judge, recorder, render
 from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
 from ppfleet.watchdog.events import LOST, Code, Event, Kind, Mark, Operation
 from ppfleet.watchdog.hub import Hub
@@ -70,7 +70,7 @@ class Watchdog:
         self._closed = threading.Event()  # … and the others know
         self._pid, self._launcher = os.getpid(), launcher()
         self._trainer = threading.get_ident()
-        self._hub = Hub(world, {"pid": self._pid, "boot": this_host()})
+        self._hub = Hub(world, {"pid": self._pid, "boot": this_host(), "ring": str(flight.path or "")})
         self._first: dict[str, Any] = {}  # rank 0's process and host
         self._heard = 0.0  # when the judge was last heard
         self._health = Health()
@@ -364,10 +364,18 @@ class Watchdog:
             return
         code, fields = (Code.HOST, {}) if unreachable else how_it_ended(self._first, self._health.oom_kills)
         alive = not unreachable and self._first.get("boot") == this_host() and not fields
-        self._accept(Event(code, 0, self.world.host_of(0), fields={**fields, **self._first, "judge": alive}))
+        event = Event(code, 0, self.world.host_of(0), fields={**fields, **self._first, "judge": alive})
+        self._accept(self._seen_here(event))
 
     def _seen_here(self, event: Event) -> Event:
-        """With how the process ended, if it was on this host."""
+        """With where a lost rank was and how it ended, if it was on this host; else with the step at which it is missed
+        here."""
+        if event.code in LOST:
+            inside = Operation(step=self.flight.step)
+            if event.fields.get("boot") == this_host():
+                with contextlib.suppress(OSError, ValueError):
+                    inside = recorder.read(Path(event.fields.get("ring", ""))).position()
+            event = replace(event, operation=inside)
         if event.code == Code.KILLED and "signal" not in event.fields:
             code, fields = how_it_ended(event.fields, self._health.oom_kills)
             return replace(event, code=code, fields={**event.fields, **fields})

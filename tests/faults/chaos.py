@@ -3,13 +3,15 @@
     python -m tests.faults.chaos kills --count 200     any process, any moment; restarted until it is done
     python -m tests.faults.chaos faults --count 100    any fault; then `why`, which is not told which; then a resume
     python -m tests.faults.chaos table                 each fault side by side with plain Paddle, 4 ranks on two hosts
+    python -m tests.faults.chaos cards                 hangs and exits on simulated cards beside CPUs
 
-`make chaos` runs all three and writes the tables of docs/reliability.md. A seed is printed; `--seed` repeats a run.
+`make chaos` runs the first three and writes the tables of docs/reliability.md. `--seed` repeats a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -32,6 +34,7 @@ from ppfleet.checkpoint import manifest
 from ppfleet.commands.why import cause
 from ppfleet.errors import CheckpointError
 from ppfleet.watchdog import recorder
+from tests import simcard
 from tests.harness import ROOT, free_ports
 from tests.hosts import namespaces
 
@@ -54,6 +57,8 @@ class Job:
             shutil.rmtree(log, ignore_errors=True)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "FLAGS_", "GLOO_"))}
         env.update(OMP_NUM_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore", CHAOS=self.mark)
+        if plan.get("device") == "sim":
+            env.update(simcard.environment(8), PPFLEET_TEST_DEVICE="sim", **plan.get("knobs", {}))
         self.launchers, self.files = [], []
         for number, words in enumerate(hosts[: plan.get("hosts_that_come")]):
             self.files.append((place / f"host{number}.out").open("w+"))
@@ -596,6 +601,40 @@ def _told(job: Job, plan: dict) -> str:
     return ", ".join(shown).replace("|", "/") or "nothing is said"
 
 
+# Cards
+
+HANGS_AND_EXITS = {
+    "hang": Fault("stall", ("stall",), 14, STALL),
+    "exit": Fault("exit", ("killed", "exit"), 14),
+    "exception": Fault("exception", ("exception",), 14),
+    "kill": Fault("kill", ("killed",), 14),
+    "stop": Fault("stop", ("stopped", "stall"), 16, STALL),
+    "GIL held": Fault("gil", ("stall", "stopped"), 20, STALL),
+    "card stuck in the forward pass": Fault("stuck", ("stall",), 20, STALL, named=False),
+}
+
+
+def cards(scratch: Path, only: str = "") -> list[dict]:
+    """Each of them on CPUs and on simulated cards, 2 and 4 ranks, one and two hosts: seconds to the verdict, and it."""
+    results = []
+    for name, fault in HANGS_AND_EXITS.items():
+        if only and fault.name not in only.split(","):
+            continue
+        for hosts, ranks, device in itertools.product((1, 2), (2, 4), ("cpu", "sim")):
+            if fault.name == "stuck" and device == "cpu":
+                continue
+            knobs = {"SIM_STALL": f"rank={ranks - 1},kernel=sync_batch_norm,count=16"} if fault.name == "stuck" else {}
+            plan = {**fault.plan, "device": device, "knobs": knobs, "rank": ranks - 1}
+            told = one(
+                replace(fault, plan=plan, resumes=False), hosts, ranks, random.Random(ranks), scratch, name, slack=2.0
+            )
+            results.append({**told, "fault": name, "device": device})
+            print(f"  {name}, {hosts} host(s), {ranks} ranks, {device}: {told['seconds']} s to the verdict, over after "
+                  f"{told['over']} s, codes {told['codes']}{'' if told['ok'] else ' NOT OK ' + str(told['problems'])}\n"
+                  f"    {told['why']}", flush=True)  # fmt: skip
+    return results
+
+
 # The command
 
 
@@ -653,7 +692,7 @@ def _table_lines(rows: list[dict]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "faults", "table", "write"])
+    parser.add_argument("what", choices=["kills", "faults", "table", "cards", "write"])
     parser.add_argument("pages", nargs="*", type=Path, help="with write: the pages that show the results")
     parser.add_argument("--count", type=int, default=24, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="repeats a run (default: a new one)")
@@ -672,6 +711,8 @@ def main() -> int:
         elif o.what == "faults":
             told = faults(o.count, o.seed, Path(scratch), o.only)
             print("\n".join(summary(told)))
+        elif o.what == "cards":
+            told = cards(Path(scratch), o.only)
         else:
             told = table(Path(scratch), o.only)
     (output / f"{o.what}.json").write_text(json.dumps({"seed": o.seed, "results": told}, indent=1, ensure_ascii=False))

@@ -9,6 +9,7 @@ With `"plain": true` the same loop is written with Paddle alone.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -75,6 +76,8 @@ def before_step(plan: dict, rank: int, step: int, points, rate):
     """Faults in the user's own code."""
     if now(plan, rank, step, "stall"):
         stand_still(plan.get("seconds", 600))
+    if now(plan, rank, step, "gil"):  # no thread of this process goes on
+        ctypes.PyDLL(None).sleep(plan.get("seconds", 600))
     if now(plan, rank, step, "exception"):
         raise KeyError("learning_curve")
     if now(plan, rank, step, "exit"):

@@ -16,6 +16,7 @@ from ppfleet.training.state import TrainingState
 from ppfleet.watchdog import recorder, watchdog
 from ppfleet.watchdog.diagnosis import Limits
 from ppfleet.watchdog.events import Code, Event, Kind, Operation
+from ppfleet.watchdog.process import this_host
 
 GRADIENTS = "all-reduce of gradients"
 
@@ -151,6 +152,19 @@ def test_a_loss_that_the_judge_tells_of_is_one_here_too(rank, tmp_path):
     assert (raised.value.code, raised.value.fields) == ("peer_lost", {"ranks": [1], "operation": 7})
     recorded = recorder.read(tmp_path / "0-rank2.ring").event
     assert (recorded.code, recorded.rank) == (Code.KILLED, 1)
+
+
+def test_where_a_lost_rank_was_is_in_its_record(rank, tmp_path):
+    """Its last beat may be a second old."""
+    lost = recorder.Flight(tmp_path / "1.ring", {"rank": 1, "size": 3, "pid": 1})
+    lost.step = 8
+    lost.enter(Kind.COLLECTIVE, GRADIENTS, waits=True, numbered=True)
+    there = {"pid": 1, "ring": str(tmp_path / "1.ring"), "signal": 9}
+    for boot, shown in ((this_host(), "at step 8 (in all-reduce of gradients #1"), ("another", "at step 7")):
+        first = rank()
+        first.flight.step = 7
+        first.hub.turn({"verdict": Event(Code.KILLED, 1, "127.0.0.1", fields={**there, "boot": boot}).to_json()})
+        assert shown in first.said[0]
 
 
 @pytest.mark.parametrize(("unreachable", "code"), [(False, Code.KILLED), (True, Code.HOST)])

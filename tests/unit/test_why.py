@@ -14,7 +14,6 @@ import pytest
 from ppfleet.__main__ import main
 from ppfleet.commands.why import cause
 from ppfleet.errors import CommError
-from ppfleet.watchdog.events import Operation
 from ppfleet.watchdog.process import this_host
 from tests.harness import ROOT
 from tests.story import GRADIENTS, A, B
@@ -144,8 +143,8 @@ def test_directories_of_two_hosts(story, tmp_path):
 def failed_job(story):
     first, second = ranks = story.ranks()
     end = story.train(ranks, 12)
-    first.step(end), second.step(end)
-    first.say(end + 0.1, "killed", 1, signal=9, operation=Operation(0, "step", "step <&>", step=12))
+    first.step(end), second.enter(end, "step", "step 13"), second.reduce(end, "a sum <&>")
+    first.say(end + 0.1, "killed", 1, signal=9)
     story.now = story.began + 60
 
 
@@ -153,7 +152,7 @@ def test_text(story, capsys):
     failed_job(story)
     assert main(["why", str(story.directory)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"why: rank 1 on {A} was killed by SIGKILL at step 12 (in step <&>)"
+    assert lines[0] == f"why: rank 1 on {A} was killed by SIGKILL at step 12 (in a sum <&> #13, tests/story.py:31)"
     assert any(line.startswith("the last ") for line in lines)
     assert sum("… not finished" in line for line in lines) == 4  # a step and a collective of each
     assert len(lines) < 30
@@ -201,7 +200,10 @@ def test_page(story, capsys, tmp_path):
     tags = Tags()
     tags.feed(text)
     assert not tags.open
-    assert f"<h1>rank 1 on {A} was killed by SIGKILL at step 12 (in step &lt;&amp;&gt;)</h1>" in text
+    assert (
+        f"<h1>rank 1 on {A} was killed by SIGKILL at step 12 (in a sum &lt;&amp;&gt; #13, tests/story.py:31)</h1>"
+        in text
+    )
     drawing = xml.fromstring(text[text.index('<div class="timeline') : text.index("</div></div>") + 6])
     rows = [row.get("title") for row in drawing.findall("div") if row.get("class").startswith("row")]
     assert rows[0].startswith(f"rank 0 on {A}: ended by the watchdog") and rows[1].startswith(f"rank 1 on {A}: gone")

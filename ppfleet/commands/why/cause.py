@@ -181,9 +181,7 @@ def _diagnosed(attempt: Attempt) -> Iterator[Cause]:
             yield Cause(event, _culprits(event), min(when, culprit.seen) if culprit and gone else when)
             continue
         if culprit.state == "gone":
-            when = min(when, culprit.seen)
-            seen = event.operation.step or event.operation.kind
-            event = event if seen else replace(event, operation=culprit.inside)
+            when, event = min(when, culprit.seen), replace(event, operation=culprit.inside)
         event = _or_oom(event, culprit) if event.code == Code.KILLED else event
         yield Cause(event, (event.rank,), when, 2 if culprit.state == "said" else 0, _evidence(culprit))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ppfleet.watchdog import render
@@ -64,9 +64,7 @@ class Rank:
 
     @property
     def inside(self) -> Operation:
-        """What it was in, at its last step; if it was in nothing, the operation before that, without its kind."""
-        last, kind = self.last, self.open.kind if self.open else ""
-        return replace(last.as_operation(), kind=kind, step=self.steps) if last else Operation()
+        return self.record.position()
 
     def in_step(self, entry: Entry) -> bool:
         """Whether the entry is a step or lies inside one."""

@@ -113,9 +113,10 @@ def speed(lab: Lab) -> Result:
     sentence = (
         f"{told['network']} at {told['size']}×{told['size']}, batch {told['batch']} on each of {lab.cards} card(s): "
         f"{told['job']:.1f} images/s by Job, {told['plain']:.1f} by a plain loop, ratio {told['ratio']:.3f} "
-        f"({low:.3f} to {high:.3f})"
+        f"({low:.3f} to {high:.3f}); "
+        + (f"{told['copies']:g} device-to-host copies a step of Job" if told["copies"] else "copies were not counted")
     )
-    figures = {name: told[name] for name in ("job", "plain", "ratio", "network", "size", "batch")}
+    figures = {name: told[name] for name in ("job", "plain", "ratio", "network", "size", "batch", "copies")}
     if lab.simulated or lab.quick:
         why = "a simulated card has no speed" if lab.simulated else "--quick uses a network that is too small"
         return passed(f"{sentence}; not judged: {why}", **figures, judged=False)

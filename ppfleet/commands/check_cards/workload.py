@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
+from paddle import nn, profiler
 
 import ppfleet
 
 SIZE, CLASSES = 32, 10
+COUNTED = 5  # steps whose copies are counted
 # A single step with such a learning rate shows the gradient in the weights: it is not lost in their rounding.
 RATE = 1024.0
 Task = dict[str, Any]
@@ -159,11 +162,14 @@ def speed(task: Task) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"job": [], "plain": []}
     began = time.perf_counter()
     # The batches of the loader only count: both loops train on the same batch, which is on the card already.
-    data = job.loader(Pictures(job.world.size * length * (rounds + 1), 1), 1)
+    data = job.loader(Pictures(job.world.size * (length * (rounds + 1) + COUNTED), 1), 1)
+    copies, last = _CopiesToHost(job.device.startswith("gpu")), length * (rounds + 1)
     for number, _ in enumerate(job.steps(data), 1):
         loss = F.cross_entropy(by_job(pictures), labels)
         job.backward(loss)
-        if number % length:
+        if number == last:
+            copies.begin()
+        if number % length or number > last:
             continue
         float(loss)  # waits for the card
         seconds["job"].append(time.perf_counter() - began)
@@ -176,6 +182,7 @@ def speed(task: Task) -> dict[str, Any]:
         float(loss)
         seconds["plain"].append(time.perf_counter() - began)
         began = time.perf_counter()
+    counted = copies.end()
     images = batch * length * job.world.size
     pairs = list(zip(seconds["job"], seconds["plain"]))[1:]  # the first block compiles and searches
     ratios = sorted(plain / by_job for by_job, plain in pairs)
@@ -187,7 +194,32 @@ def speed(task: Task) -> dict[str, Any]:
         "network": "ResNet-50" if task["large"] else "a small network",
         "size": size,
         "batch": batch,
+        "copies": None if counted is None else counted / COUNTED,
     }
+
+
+class _CopiesToHost:
+    """How often the card's memory is copied to the host: by Paddle's profiler, which knows NVIDIA's cards only."""
+
+    def __init__(self, known: bool) -> None:
+        self._folder = tempfile.mkdtemp() if known else ""
+        self._profiler: Any = None
+
+    def begin(self) -> None:
+        if self._folder:
+            targets = [profiler.ProfilerTarget.CPU, profiler.ProfilerTarget.GPU]
+            ready = profiler.export_chrome_tracing(self._folder)
+            self._profiler = profiler.Profiler(targets=targets, on_trace_ready=ready)
+            self._profiler.start()
+
+    def end(self) -> int | None:
+        if self._profiler is None:
+            return None
+        self._profiler.stop()
+        traces = [json.loads(path.read_text()) for path in Path(self._folder).glob("*.json")]
+        shutil.rmtree(self._folder, ignore_errors=True)
+        names = [str(event.get("name")) for trace in traces for event in trace["traceEvents"]]
+        return sum("MEMCPY_DtoH" in name for name in names) or None  # each step has one: it was not recorded
 
 
 def _arrays(net: Any) -> dict[str, Any]:

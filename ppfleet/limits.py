@@ -29,6 +29,7 @@ DIVERGED = 2.5  # two ranks must have been in different operations for so long t
 UNREACHABLE = 7.0  # a host whose kernel does not answer
 RAISE = 2.0  # for the main thread to raise before the watchdog ends the process
 END_SILENT = 3.0  # more than RAISE, after which the judge kills a rank of its host that has not heard the verdict
+END_FROZEN = 10.0  # more than the judge waits for a silent rank, after which one on another host ends itself
 SAVE_AFTER_SIGTERM = PADDLE_GRACE - 5  # for the step and the save that SIGTERM asks for
 LEARN_CAUSE = 2.0  # for the watchdog to learn why an operation failed
 SAY_WAITING = 10.0  # a wait after which a message says for whom

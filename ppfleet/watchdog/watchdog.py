@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Protocol
 from ppfleet import log
 from ppfleet.cluster.link import Lost
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
-from ppfleet.limits import BEAT, RAISE, SAVE_AFTER_SIGTERM
+from ppfleet.limits import BEAT, END_FROZEN, RAISE, SAVE_AFTER_SIGTERM
 from ppfleet.watchdog import events, judge, recorder, render
 from ppfleet.watchdog.diagnosis import Beat, Limits, diagnose
 from ppfleet.watchdog.events import LOST, Code, Event, Kind, Mark, Operation
@@ -238,6 +238,7 @@ class Watchdog:
                     beat = now
                     self.flight.pulse(self._health.pulse())
                     self._tell()
+                    self._arm()
                 self._look(now)
             except Exception:  # noqa: BLE001 - without its watchdog, this rank would look dead to the others
                 if not said and not sys.is_finalizing():
@@ -246,7 +247,15 @@ class Watchdog:
                 time.sleep(0.25)
             if self._own_end is not None:
                 self._hub.send(departed=_shortened(self._own_end))
+                faulthandler.cancel_dump_traceback_later()
                 self._closed.set()
+
+    def _arm(self) -> None:
+        """Let a thread of C's end this process if this one has not come here again by then: Python is blocked in one
+        call, and the judge, which is on another host, cannot kill it."""
+        if self.world.host_of(0) != self.world.host:
+            longest = max(self.limits.silent, 0.0 if self.flight.spent.steps else self.limits.first)
+            faulthandler.dump_traceback_later(longest + END_FROZEN, exit=True)
 
     def _look(self, now: float) -> None:
         """What is due without any message."""

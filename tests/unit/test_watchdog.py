@@ -11,7 +11,7 @@ import pytest
 from ppfleet.cluster.link import Lost
 from ppfleet.distributed.world import World
 from ppfleet.errors import PREEMPTED, STALLED, CommError, Preempted, Stalled
-from ppfleet.limits import RAISE, SAVE_AFTER_SIGTERM
+from ppfleet.limits import END_FROZEN, RAISE, SAVE_AFTER_SIGTERM
 from ppfleet.training.state import TrainingState
 from ppfleet.watchdog import recorder, watchdog
 from ppfleet.watchdog.diagnosis import Limits
@@ -400,3 +400,22 @@ def test_a_handler_of_the_scripts_own_stays(rank):
     signal.signal(signal.SIGTERM, own)
     rank().watch.take_sigterm()
     assert signal.getsignal(signal.SIGTERM) is own
+
+
+# A rank whose Python is blocked, on a host where the judge cannot kill it
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_a_rank_on_another_host_ends_itself_if_its_python_is_blocked(rank, monkeypatch, far):
+    armed = []
+    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback_later", lambda after, exit: armed.append((after, exit)))
+    monkeypatch.setattr(watchdog.faulthandler, "cancel_dump_traceback_later", lambda: armed.append("cancelled"))
+    if far:
+        monkeypatch.setattr(World, "host_of", lambda self, number: "192.168.0.1" if number == 0 else "192.168.0.2")
+    second = rank(1, limits=Limits(stall=25, long=1800, first=300))
+    second.later(1.5)
+    second.flight.spent.steps = 1  # the first step is over
+    second.later(1.5)
+    second.watch.close()
+    arms = [(300 + END_FROZEN, True)] * 2 + [(50 + END_FROZEN, True)] if far else []
+    assert armed[: len(arms) + 1] == [*arms, "cancelled"]

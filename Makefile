@@ -69,7 +69,7 @@ test-all: $(VENV) ## everything, the slow tests too
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
 	$(PY26) $(PYTEST) -m "not slow"
 
-SIM = tests/ranks/test_cards.py tests/faults/test_card_faults.py tests/ranks/test_simcard_collectives.py tests/single/test_simcard.py \
+SIM = tests/ranks/test_cards.py tests/ranks/test_check_cards.py tests/faults/test_card_faults.py tests/ranks/test_simcard_collectives.py tests/single/test_simcard.py \
   tests/ranks/test_parity.py tests/ranks/test_comm.py tests/ranks/test_agreement.py tests/ranks/test_evaluation.py \
   tests/ranks/test_resume.py tests/ranks/test_streams.py tests/ranks/test_rollcall.py tests/faults/test_watch.py \
   tests/faults/test_checkpoint_faults.py tests/single/test_job.py tests/single/test_loops.py

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import _C_ops, nn
@@ -126,10 +127,12 @@ class _Own(_Forward):
         if x.shape[axis] != layer._mean.shape[0]:
             return type(layer).forward(layer, x)  # Paddle's own error
         wide = x if x.dtype == layer._mean.dtype else x.astype(layer._mean.dtype)
-        out, mean, variance = _Normalise.apply(wide, self.comm, layer._epsilon, axis)
+        # Paddle's operator takes both as float32, which shows in float64.
+        epsilon, momentum = float(np.float32(layer._epsilon)), float(np.float32(layer._momentum))
+        out, mean, variance = _Normalise.apply(wide, self.comm, epsilon, axis)
         with paddle.no_grad():
             for kept, new in ((layer._mean, mean), (layer._variance, variance)):
-                kept.copy_(kept * layer._momentum + new * (1 - layer._momentum), False)
+                kept.copy_(kept * momentum + new * (1 - momentum), False)
         shape = [-1 if number == axis else 1 for number in range(len(x.shape))]
         weight, bias = _affine(layer)
         out = out * weight.reshape(shape) + bias.reshape(shape)

@@ -206,3 +206,31 @@ def test_paddles_optimizers_only_read_gradients(tmp_path):
     """What `Exchange` relies on when it lends them everybody's sum."""
     (found,) = run(untouched, 1, tmp_path)
     assert {"SGD", "Momentum", "Adam", "AdamW", "Lamb", "RMSProp"} <= set(found) and all(found.values()), found
+
+
+def normalised(path):
+    """Some steps in float64 of a network with BatchNorm over the global batch of 16: all it has learned."""
+    import paddle
+    import paddle.nn.functional as F
+    from paddle import nn
+
+    import ppfleet
+    from tests import blocks
+
+    paddle.set_default_dtype("float64")
+    job = ppfleet.Job(path, device=DEVICE, seed=3, log_every=10**9)
+    layers = [nn.Conv2D(3, 8, 3), nn.BatchNorm2D(8, epsilon=1e-3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 12)]
+    net = nn.Sequential(*layers, nn.BatchNorm1D(12, momentum=0.7), nn.ReLU(), nn.Linear(12, 10))
+    sgd = paddle.optimizer.Momentum(0.05, parameters=net.parameters())
+    model, _ = job.prepare(net, sgd, sync_bn=True, fast_cpu=False)
+    for pictures, labels in job.steps(job.loader(blocks.Pictures(64, 8), 16 // job.world.size, shuffle=True)):
+        job.backward(F.cross_entropy(model(pictures.astype("float64")), labels))
+    return {name: value.flatten().tolist() for name, value in net.state_dict().items()}
+
+
+def test_batch_norm_of_the_global_batch_is_that_of_one_process(tmp_path):
+    (alone,) = run(normalised, 1, tmp_path / "out1", str(tmp_path / "1"))
+    for ranks in (2, 4):
+        for learned in run(normalised, ranks, tmp_path / f"out{ranks}", str(tmp_path / str(ranks))):
+            apart = max(abs(a - b) for name in alone for a, b in zip(alone[name], learned[name]))
+            assert apart < 1e-12, apart

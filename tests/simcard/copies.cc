@@ -4,11 +4,28 @@
 #include <execinfo.h>
 
 #include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
 
 #include "card.h"
 
 namespace sim {
 namespace {
+
+// The name of the function that a frame of the call stack is in, or "". Looking one up takes a fifth of a millisecond.
+const std::string& FunctionOf(void* frame) {
+  static std::mutex lock;
+  static std::unordered_map<void*, std::string> known;
+  std::lock_guard<std::mutex> held(lock);
+  auto found = known.find(frame);
+  if (found == known.end()) {
+    Dl_info info;
+    const char* name = dladdr(frame, &info) && info.dli_sname ? info.dli_sname : "";
+    found = known.emplace(frame, name).first;
+  }
+  return found->second;
+}
 
 // Whether Paddle copies because the card lacks a kernel: it reads the inputs back and computes on the CPU. Paddle tells
 // the plugin nothing about it, but the call stack does.
@@ -17,8 +34,7 @@ bool ForFallback(const char* direction) {
   void* frames[40];
   int depth = backtrace(frames, 40);
   for (int i = 0; i < depth; ++i) {
-    Dl_info found;
-    if (dladdr(frames[i], &found) && found.dli_sname && std::strstr(found.dli_sname, caller)) return true;
+    if (FunctionOf(frames[i]).find(caller) != std::string::npos) return true;
   }
   return false;
 }

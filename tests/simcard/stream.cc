@@ -63,6 +63,8 @@ void Stall(const Task& task) {
 }
 
 void Execute(C_Stream stream, const Task& task) {
+  bool named = !task.name.empty();
+  if (named) Trace("begin", R"("name":"%s","number":%zu,"stream":%d)", task.name.c_str(), task.number, stream->number);
   if (task.stalls) Stall(task);
   if (task.delay_us) usleep(task.delay_us);
   ++g_running;
@@ -70,8 +72,6 @@ void Execute(C_Stream stream, const Task& task) {
     --g_running;
     Park();
   }
-  bool named = !task.name.empty();
-  if (named) Trace("begin", R"("name":"%s","number":%zu,"stream":%d)", task.name.c_str(), task.number, stream->number);
   try {
     if (task.fails) throw std::runtime_error("failed as SIM_FAIL says");
     task.run();

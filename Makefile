@@ -63,8 +63,9 @@ test-fast: $(VENV) ## unit tests and the single-process essentials (about 50 s o
 	$(PY) -m pytest -q tests/unit -n 2
 	$(PY) -m pytest -q tests/single -n 2 --dist worksteal -m essential
 
-test-all: $(VENV) ## everything, the slow tests too
+test-all: $(VENV) ## everything: the slow tests, simulated cards and the CUDA wheel too
 	$(PY) $(PYTEST)
+	$(MAKE) test-sim test-cuda-wheel
 
 test-paddle26: $(VENV26) ## the same suite on Paddle 2.6, in an environment of its own
 	$(PY26) $(PYTEST) -m "not slow"

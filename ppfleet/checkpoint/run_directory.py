@@ -101,8 +101,12 @@ class RunDir:
         best, step, digests = bool(facts["is_best"]), int(facts["step"]), {manifest.PARTS[0]: digest}
         with ThreadPoolExecutor(1) as pool:  # the files of the checkpoint while this thread writes the weights
             checkpoint = pool.submit(manifest.write, self.checkpoints, step, parts, best, digests)
-            with self._weights(net):
-                written = checkpoint.result()
+            try:
+                with self._weights(net):
+                    written = checkpoint.result()
+            except CheckpointError:
+                checkpoint.result()  # if that failed as well, it is what counts
+                raise
             removed = pool.submit(self._remove_old, replaces)
             self._describe_weights(facts)
             removed.result()

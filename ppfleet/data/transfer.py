@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,7 +30,6 @@ class _Coming(NamedTuple):
     data: Any  # on the device
     companion: Any
     event: Any  # … from then on; None: already
-    kept: list[Any]  # its memory on the host, which is needed until then
 
 
 class _Copies:
@@ -41,9 +41,8 @@ class _Copies:
 
     def __init__(self, device: devices.Device) -> None:
         self._pins = device.pins_memory
-        self._stream = paddle.device.Stream(paddle.get_device()) if device.has_streams else None
+        self._stream = _stream(paddle.get_device()) if device.has_streams else None
         self._place = paddle.framework._current_expected_place()
-        self._last = _Coming(None, None, None, [])
 
     def run(self, batches: Iterable[tuple[Any, T]]) -> Iterator[tuple[Any, T]]:
         coming: _Coming | None = None
@@ -74,19 +73,48 @@ class _Copies:
             kept.append(leaf.pin_memory() if self._pins else leaf)
             return kept[-1]._copy_to(self._place, self._stream is None)
 
-        if self._stream is not None:
-            self._stream.wait_event(paddle.device.current_stream().record_event())
-        with paddle.device.stream_guard(self._stream) if self._stream else nullcontext():
+        if self._stream is None:
+            return _Coming(map_leaves(copied, batch), companion, None)
+        self._stream.await_computation()
+        with paddle.device.stream_guard(self._stream.stream):
             moved = map_leaves(copied, batch)
-        return _Coming(moved, companion, self._stream and self._stream.record_event(), kept)
+        return _Coming(moved, companion, self._stream.arrival(kept))
 
     def _arrived(self, coming: _Coming) -> tuple[Any, Any]:
         if coming.event is not None:
             paddle.device.current_stream().wait_event(coming.event)
-        last, self._last = self._last, coming
-        while last.event is not None and not last.event.query():  # long ago, unless Python is far ahead of the device
-            time.sleep(_POLL)
         return coming.data, coming.companion
+
+
+class _Stream:
+    """A stream for copies, and the events that order it and the stream of the computation."""
+
+    def __init__(self, device: str) -> None:
+        self.stream = devices.kept(paddle.device.Stream(device))
+        # On Paddle's current device, which is this one: 3.3 fails if a plugin's is named.
+        self._enqueued = devices.kept(paddle.device.Event())
+        self._sources: deque[tuple[Any, list[Any]]] = deque()  # an event, and what must stay in memory until then
+
+    def await_computation(self) -> None:
+        """What is copied from now on waits for the work that was enqueued before."""
+        self._enqueued.record(paddle.device.current_stream())
+        self.stream.wait_event(self._enqueued)
+
+    def arrival(self, sources: list[Any]) -> Any:
+        """An event that comes when the copies that were enqueued here are done; their `sources` are kept until then."""
+        if len(self._sources) < 3:  # the batch of the loop, the next, and one that has long been copied
+            event = devices.kept(paddle.device.Event())
+        else:
+            event, _ = self._sources[0]
+            while not event.query():  # only where Python is far ahead of the device
+                time.sleep(_POLL)
+            self._sources.popleft()
+        event.record(self.stream)
+        self._sources.append((event, sources))
+        return event
+
+
+_stream = functools.lru_cache(None)(_Stream)  # one for a device
 
 
 def map_leaves(change: Callable[[Any], Any], data: Any) -> Any:

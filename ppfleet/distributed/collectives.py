@@ -23,7 +23,7 @@ import paddle
 import paddle.distributed as dist
 
 from ppfleet import errors, foreign, log
-from ppfleet.distributed import handshake, store, wire
+from ppfleet.distributed import devices, handshake, store, wire
 from ppfleet.distributed.consistency import differences
 from ppfleet.distributed.devices import Device
 from ppfleet.distributed.shared_memory import Shared, share
@@ -54,6 +54,7 @@ class Comm:
         self.watchdog = Watchdog(world, self.flight, replace(limits or Limits(), asynchronous=device.is_accelerator))
         self._compared: set[tuple[str, str]] = set()
         self._store: Any = None
+        self._event: Any = None  # of `read`
         self._exchanges = 0  # made so far, the same on all ranks
         if world.alone:
             return
@@ -129,9 +130,9 @@ class Comm:
         """The values of a tensor that may depend on a collective which was enqueued: waits for the others."""
         if self.device.is_accelerator and not self.world.alone:
             with self._operation("collective", what) as entry, self._translated(what, entry.operation, True):
-                event = paddle.device.Event()
-                event.record()
-                self._await(event.query, entry)
+                self._event = self._event or devices.kept(paddle.device.Event())
+                self._event.record()
+                self._await(self._event.query, entry)
         return np.asarray(tensor.numpy())
 
     def share(self, length: int, dtype: str) -> Shared | None:

@@ -7,17 +7,19 @@ more is known about it. Paddle is imported only where it is needed, so that the 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ppfleet import log
 from ppfleet.errors import WorldError
 
+T = TypeVar("T")
 AUTO = "auto"
 _ANY = 1 << 10  # cards of a machine that cannot be counted
 
@@ -239,6 +241,13 @@ def current() -> Device:
 
     name = paddle.get_device().partition(":")[0]
     return DEVICES.get(name) or custom(name)
+
+
+def kept(thing: T) -> T:
+    """A stream or event of Paddle's that is never released: Paddle may wait for it then, and after an error of the
+    device that wait ends the process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
 
 
 @contextlib.contextmanager

@@ -96,12 +96,12 @@ class Judge:
             self.look(now)
 
     def _done(self) -> bool:
-        """All ranks that came are gone, and nobody else can come."""
+        """All ranks that came are gone, and nobody else comes: some may have connected before this process started."""
         if self.peers.links:
             return False
         if not self.joined:  # the ranks did not meet
             return process_state(self.processes[0]["pid"])[0] == "gone"
-        return self.verdict is not None or 0 in self.departed or len(self.joined) == len(self.hosts)
+        return len(self.joined) == len(self.hosts) or time.monotonic() - self._came > limits.UNREACHABLE
 
     def hear(self, seconds: float) -> None:
         try:

@@ -404,10 +404,11 @@ def fed(path, workers, kind):
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "processes"), (2, "processes"), (2, "threads"), (0, "stream")])
-@pytest.mark.parametrize("pinned", [0, 1])
-def test_batches_of_8_bits_reach_the_card_whole_and_ahead(tmp_path, workers, kind, pinned):
-    """Kernels take 3 ms longer: a copy whose memory was given away too early would bring something else."""
-    env = {"SIM_DELAY_US": "3000", "SIM_PINNED": str(pinned)}
+@pytest.mark.parametrize(("pinned", "kernel", "copy"), [(0, 3000, 0), (1, 3000, 0), (1, 1000, 6000)])
+def test_batches_of_8_bits_reach_the_card_whole_and_ahead(tmp_path, workers, kind, pinned, kernel, copy):
+    """Kernels and copies take longer: one that does not wait for the other, or whose memory is given away too early,
+    would bring something else."""
+    env = {"SIM_DELAY_US": str(kernel), "SIM_COPY_DELAY_US": str(copy), "SIM_PINNED": str(pinned)}
     ((positions, counts),) = run(fed, 1, tmp_path, str(tmp_path / "run"), workers, kind, env=env)
     assert positions == list(range(4, 44, 4))
     assert counts["h2d"] == 2 and counts["h2d_bytes"] < 4 * 200 * 200 * 3 + 4 * 8 + 512, counts

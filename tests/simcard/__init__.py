@@ -22,6 +22,7 @@ def environment(cards: int = 1, **knobs: object) -> dict[str, str]:
         "memory",
         "delay_us",
         "collective_delay_us",
+        "copy_delay_us",
         "stall",
         "fail",
         "without",

@@ -16,7 +16,7 @@ namespace sim {
 
 struct Settings {
   size_t cards, memory;                // how many, and bytes of each
-  size_t delay_us, collective_delay_us;
+  size_t delay_us, collective_delay_us, copy_delay_us;
   bool local_sync_bn;                  // sync_batch_norm that forgets to synchronise
   bool all_pinned;                     // all memory of the host counts as page-locked
   int rank;

@@ -71,7 +71,7 @@ C_Status Later(const char* direction, int card, C_Stream stream, void* to, const
   Note(direction, size, blocking);
   Task task;
   task.run = [=] { std::memmove(Reach(to), Reach(from), size); };
-  task.delay_us = settings().delay_us;
+  task.delay_us = settings().copy_delay_us;
   Enqueue(stream, std::move(task));
   if (blocking) BlockedOn(direction, [&] { Drain(stream); });
   return Failed(card) ? C_ERROR : C_SUCCESS;

@@ -30,6 +30,7 @@ Settings Read() {
   read.memory = Number("SIM_MEMORY", size_t(1) << 30) / 4096 * 4096;
   read.delay_us = Number("SIM_DELAY_US", 0);
   read.collective_delay_us = Number("SIM_COLLECTIVE_DELAY_US", 0);
+  read.copy_delay_us = Number("SIM_COPY_DELAY_US", 0);
   read.local_sync_bn = Text("SIM_SYNC_BN") == "local";
   read.all_pinned = Number("SIM_PINNED", 0);
   read.rank = static_cast<int>(Number("PADDLE_TRAINER_ID", 0));

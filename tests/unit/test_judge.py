@@ -150,6 +150,19 @@ def test_ranks_may_take_long_to_meet(court):
     assert made.judge._done()  # rank 0 has given up
 
 
+def test_a_judge_that_starts_late_waits_for_those_who_have_connected(court):
+    """Rank 2 connected and was killed before the judge ran: the others, whom it greets next, must hear of that."""
+    made = court(joined=(2,))
+    del made.judge.peers.links[2]
+    made.judge.lost(2, False)
+    assert made.verdict.rank == 2 and not made.judge._done()
+    late = Peer()
+    assert made.judge.greet(late, {"hello": "token", "rank": 0, "process": {"pid": 100, "boot": HERE}}) == 0
+    assert [message["verdict"]["rank"] for message in late.sent if "verdict" in message] == [2]
+    made.clock.now += UNREACHABLE + 1
+    assert made.judge._done()
+
+
 def test_a_rank_that_lets_others_wait_too_long(court):
     made = court()
     made.later(24, rank0=waits(24), rank1=works(24), rank2=waits(24))

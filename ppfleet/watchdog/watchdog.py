@@ -209,9 +209,10 @@ class Watchdog:
             self._tell_exception(cause)
         self.flight.record(self._own(Code.ENDED))
         self.close()
-        stalled = self._raised and self.verdict is not None and self.verdict.code not in LOST
-        if self.limits.asynchronous and stalled:
-            self._exit()  # at its own end, Paddle may wait for a device that waits for others
+        stalled = self.verdict is not None and self.verdict.code not in LOST
+        if self.limits.asynchronous and self._raised and (stalled or isinstance(cause, CommError)):
+            # At its own end, Paddle would wait for a device that waits for a rank which is gone.
+            self._exit(STALLED if stalled else 1)
 
     def _own(self, code: Code, **fields: Any) -> Event:
         """About this rank, after its newest operation."""
@@ -307,10 +308,10 @@ class Watchdog:
         if stacks is not None and event.rank in (-1, self.world.rank):
             _say(f"the Python stacks of {self.world.name()} are in {stacks}")
 
-    def _exit(self) -> None:
+    def _exit(self, code: int = STALLED) -> None:
         _in_thread(sys.stdout.flush)
         _in_thread(sys.stderr.flush)
-        os._exit(STALLED)
+        os._exit(code)
 
     # Messages out
 

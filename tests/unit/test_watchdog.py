@@ -3,6 +3,7 @@ that the test moves. What the judge decides is in test_judge.py."""
 
 import os
 import signal
+import sys
 import threading
 from contextlib import contextmanager, nullcontext
 
@@ -419,3 +420,25 @@ def test_a_rank_on_another_host_ends_itself_if_its_python_is_blocked(rank, monke
     second.watch.close()
     arms = [(300 + END_FROZEN, True)] * 2 + [(50 + END_FROZEN, True)] if far else []
     assert armed[: len(arms) + 1] == [*arms, "cancelled"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize(("verdict", "code"), [(Code.KILLED, 1), (Code.STALL, STALLED)])
+def test_a_rank_that_was_told_of_a_failure_does_not_wait_for_its_device_at_the_end(
+    rank, monkeypatch, verdict, code, asynchronous
+):
+    first = rank(limits=Limits(stall=25, long=1800, asynchronous=asynchronous))
+    first.hub.turn({"verdict": Event(verdict, 1, "127.0.0.1", fields={"signal": 9}).to_json()})
+    with pytest.raises((CommError, Stalled)) as raised:
+        first.watch.check(GRADIENTS, 6)
+    monkeypatch.setattr(sys, "last_value", raised.value, raising=False)  # as after an exception that nobody caught
+    first.watch._at_exit()
+    assert first.exits == ([code] if asynchronous else [])
+
+
+def test_a_rank_whose_own_code_failed_ends_in_pythons_way(rank, monkeypatch):
+    """Rank 0's store must live until the others have read it."""
+    first = rank(limits=Limits(stall=25, long=1800, asynchronous=True))
+    monkeypatch.setattr(sys, "last_value", ValueError("its own"), raising=False)
+    first.watch._at_exit()
+    assert first.exits == []

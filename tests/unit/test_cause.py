@@ -447,6 +447,17 @@ def test_diverged_because_one_has_left_the_loop(story, after, kind, culprits):
     assert ("rank 1 on 192.168.0.1 had left the training loop" in found.sentence) == after
 
 
+def test_a_link_that_is_cut_during_a_save_is_not_uneven_data(story):
+    """Rank 1 still waited in the meeting of a save when the link went; rank 0 was in the next step by then."""
+    first, second = ranks = [story.rank(0), story.rank(1, boot="further", address=B)]
+    end = story.train(ranks, 5)
+    first.step(end)
+    second.enter(end, "save", "saving a checkpoint", waits=True, numbered=True)
+    first.say(end + 8, "host", 1, host=B), second.say(end + 8, "host", 0)
+    found = story.look(60)
+    assert found.kind == "host", found.sentence
+
+
 def test_uneven_data_where_one_has_ended(story):
     first, second = ranks = story.ranks()
     end = story.train(ranks, 3)

@@ -89,7 +89,8 @@ def answer_from(records: record_reader.FlightRecords, back: int = 0) -> Answer:
 def explain(attempt: Attempt, now: float) -> Cause:
     """The first cause of a failure; without one, why the job does not progress, or that there is no problem."""
     causes = [*_gone(attempt), *_diagnosed(attempt), *_raised(attempt), *_ended_by_others(attempt)]
-    left_loop = uneven(attempt.ranks, attempt.last_seen) if causes else None
+    cut = any(cause.event.code == Code.HOST for cause in causes)  # ranks are wherever the link left them
+    left_loop = uneven(attempt.ranks, attempt.last_seen) if causes and not cut else None
     if left_loop:
         causes.append(_stuck(left_loop, attempt.last_seen))
     if causes:

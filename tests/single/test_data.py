@@ -252,3 +252,31 @@ def test_lite_data_is_the_same_each_time(tmp_path):
     refused = write(tmp_path / "mine")
     assert refused.returncode == 1 and "was not made by this command" in refused.stderr
     assert list((tmp_path / "mine").iterdir()) == [tmp_path / "mine/file"]
+
+
+def both_ways(root):
+    """Images as float32 from the host, and as pixels that are normalised afterwards."""
+    from deploy.inference_python import preprocess
+    from models.mobilenet_v3_small import data
+    from ppfleet.data.create import make_loader
+
+    for number in range(6):  # noise, so that each pixel counts
+        path = Path(root) / f"{number}.png"
+        path.write_bytes(cv2.imencode(".png", np.random.RandomState(number).randint(0, 256, (40, 50, 3), np.uint8))[1])
+    samples = [(str(Path(root) / f"{number}.png"), number) for number in range(6)]
+    plan = {"batch_size": 3, "rank": 0, "size": 1, "seed": 1, "shuffle": True, "tail": "drop"}
+    same = []
+    for options in ((0, ()), (0.5, ["flip"])):
+        passes = []
+        for pixels in (False, True):
+            images = data.Images(samples, preprocess.settings(32), *options, pixels=pixels)
+            loader = make_loader(images, plan, on_device=images.normalised)
+            passes.append([(batch.numpy(), labels.tolist()) for batch, labels in loader])
+        for (one, label), (other, other_label) in zip(*passes):
+            same.append(one.tobytes() == other.tobytes() and label == other_label and other.dtype == np.float32)
+    return same
+
+
+def test_pixels_that_are_normalised_on_the_device_give_the_same_bits(tmp_path):
+    (tmp_path / "images").mkdir()
+    assert run(both_ways, 1, tmp_path, str(tmp_path / "images")) == [[True] * 4]
